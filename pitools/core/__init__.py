@@ -1,0 +1,1 @@
+"""Tier 0: errors, records, output, hosts, units, files, processes. Imports nothing of ours."""

@@ -1,0 +1,102 @@
+"""Every error a user can meet, grouped by what a caller would do about it.
+
+    PitError
+    ├── UsageError     2   the command line is wrong           → read the help
+    ├── ConfigError    3   a file a human wrote is wrong        → edit that file
+    ├── ClusterError   4   the cluster or machine refused       → ask for something else
+    │   └── ToolMissing    a program or package is not there    → install it
+    ├── DataError      5   data is not what it claims           → do not use it
+    └── TryLater      75   nothing is wrong with the request    → run it again later
+        ├── Unreachable    no answer in time
+        └── NoSpace        the destination is full
+
+The exit code is the class's. Codes are never reused for another meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class PitError(Exception):
+    """What was wrong, where, and what to do next.
+
+    Args:
+        what: one sentence naming the value that was wrong.
+        where: file, key, line, host or command, as far as it is known.
+        hint: what to do next, as something the reader can type or change.
+    """
+
+    exit_code = 4
+    retry = False
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process boundaries (process pools, submitit); keyword-only arguments need help there.
+        return _rebuild, (type(self), self.what, self.where, self.hint)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def _rebuild(kind: type[PitError], what: str, where: str, hint: str) -> PitError:
+    return kind(what, where=where, hint=hint)
+
+
+class UsageError(PitError):
+    """The command line is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(PitError):
+    """A file a human wrote is wrong."""
+
+    exit_code = 3
+
+
+class ClusterError(PitError):
+    """The cluster, or the machine, refused."""
+
+    exit_code = 4
+
+
+class ToolMissing(ClusterError):
+    """A program or package that this command needs is not installed."""
+
+
+class DataError(PitError):
+    """Data is not what it claims to be."""
+
+    exit_code = 5
+
+
+class TryLater(PitError):
+    """Nothing is wrong with the request; the same command may work later."""
+
+    exit_code = 75
+    retry = True
+
+
+class Unreachable(TryLater):
+    """A host, controller or file system did not answer in time."""
+
+
+class NoSpace(TryLater):
+    """The destination has no room."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean "x"?`, or the choices when nothing is near, or nothing when there are none."""
+    import difflib  # 5 ms, and only wanted when something is already wrong
+
+    choices = sorted(known)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return f"known: {', '.join(choices)}" if choices else ""

@@ -1,0 +1,70 @@
+"""Strict TOML: unknown keys and wrong types name the file, the key, and the nearest key that exists."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from pitools.core.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`(?: - at `([^`]+)`)?")
+_AT = re.compile(r" - at `([^`]+)`")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError naming the file and line."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError("no such file", where=str(path)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def convert(tables: dict[str, Any], kind: type[T], where: str) -> T:
+    """The tables as a strict record. Raises ConfigError naming the key, and the nearest known one."""
+    try:
+        return msgspec.convert(tables, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        unknown = _UNKNOWN.search(text)
+        if unknown:
+            key, at = unknown.group(1), unknown.group(2) or "$"
+            known = _fields_at(kind, at)
+            raise ConfigError(f'unknown key "{_dotted(at, key)}"', where=where, hint=nearest(key, known)) from error
+        at = _AT.search(text)
+        key = f'key "{_dotted(at.group(1))}": ' if at else ""
+        raise ConfigError(key + _AT.sub("", text), where=where) from error
+
+
+def _dotted(at: str, key: str = "") -> str:
+    return ".".join(part for part in (at.removeprefix("$").lstrip("."), key) if part)
+
+
+def _fields_at(kind: Any, at: str) -> list[str]:
+    """Names of the fields a record has at a msgspec path such as `$.partitions[...].gpu`."""
+    for part in re.findall(r"\.(\w+)|(\[[^\]]*\])", at):
+        kind = _unwrap(kind)
+        if part[0]:
+            fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            kind = fields.get(part[0])
+        else:
+            kind = get_args(kind)[-1 if get_args(kind)[-1] is not Ellipsis else 0]
+    kind = _unwrap(kind)
+    is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return [field.encode_name for field in msgspec.structs.fields(kind)] if is_record else []
+
+
+def _unwrap(kind: Any) -> Any:
+    """The type itself, out of `X | None`."""
+    options = [option for option in get_args(kind) if option is not type(None)]
+    return options[0] if type(None) in get_args(kind) and len(options) == 1 else kind

@@ -1,0 +1,70 @@
+"""What every test may use: the repository, and the two clusters of scripts/devcluster where they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+CLUSTERS = Path("/var/tmp/pit-devcluster")
+
+
+def _up(name: str) -> bool:
+    conf = CLUSTERS / name / "slurm.conf"
+    if not conf.is_file():
+        return False
+    try:
+        env = {**os.environ, "SLURM_CONF": str(conf)}
+        return subprocess.run(["sinfo", "-h"], env=env, capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The checkout."""
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Path:
+    """The root folder of the running development clusters; skips without them, or fails where they are required."""
+    if _up("alpha") and _up("beta"):
+        return CLUSTERS
+    reason = "the development clusters are not up (scripts/devcluster up; needs root and Debian's Slurm packages)"
+    if os.environ.get("PIT_REQUIRE_SLURM"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def bridge() -> Path:
+    """25 real WidowX episodes in the robomimic layout."""
+    path = REPO.parent / "shared" / "data" / "robot" / "bridge_widowx_robomimic.hdf5"
+    if not path.is_file():
+        pytest.skip("the WidowX recording is not beside the checkout (../shared/data/robot)")
+    return path
+
+
+@pytest.fixture
+def pit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command of ours as a user would, in a folder of its own, with none of the developer's settings."""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_", "SBATCH_"))}
+    env |= {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "COLUMNS": "120"}
+    bin_folder = Path(os.sys.executable).parent  # type: ignore[attr-defined]
+
+    def call(*words: str, env: dict[str, str] = env, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        name = words[0] if words[0] in ("pit-stage", "psbatch") else "pit"
+        rest = words[1:] if words[0] == name else words
+        return subprocess.run(
+            [str(bin_folder / name), *rest], cwd=tmp_path, env={**env, **more}, input=stdin, text=True,
+            capture_output=True, timeout=280, check=False,
+        )  # fmt: skip
+
+    return call

@@ -1,0 +1,114 @@
+"""Files that are whole or absent, host lists, programs, and strict TOML."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core import files, hosts, proc, toml
+from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, nearest
+
+
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: str = ""
+
+
+class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    partitions: dict[str, Inner] = {}
+    maybe: Inner | None = None
+
+
+def test_write_atomic_replaces_and_leaves_no_trace(tmp_path: Path) -> None:
+    """The new content is there and nothing else is."""
+    path = tmp_path / "a"
+    files.write_atomic(path, "one")
+    files.write_atomic(path, b"two")
+    assert path.read_text() == "two"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    """A folder in the file's place is refused with its path, and no temporary file stays."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_text("")
+    with pytest.raises(ClusterError) as caught:
+        files.write_atomic(tmp_path / "a", "x")
+    assert str(tmp_path / "a") in str(caught.value)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_hosts_fold_and_expand() -> None:
+    """Slurm's folded form, both ways, each name once."""
+    assert hosts.expand("n[01-03,07],x1,n02") == ["n01", "n02", "n03", "n07", "x1"]
+    assert hosts.fold(["n03", "n01", "n02"]) == "n[01-03]"
+
+
+@pytest.mark.parametrize("text", ["n[01-", "n[3-1]", "@group"])
+def test_hosts_refuses_what_is_no_list(text: str) -> None:
+    """A broken list is a usage error that shows it."""
+    with pytest.raises(UsageError, match="host list"):
+        hosts.expand(text)
+
+
+def test_run_returns_code_and_text() -> None:
+    """An exit code is an answer, not an exception."""
+    done = proc.run(
+        [sys.executable, "-c", "import sys; print(sys.stdin.read()); sys.exit(3)"], timeout_s=20, stdin="in"
+    )
+    assert (done.code, done.stdout) == (3, "in\n")
+
+
+def test_run_ends_the_whole_group_when_time_is_up(tmp_path: Path) -> None:
+    """A child's child that would write later does not live to do it."""
+    late = tmp_path / "late"
+    with pytest.raises(Unreachable, match="no answer within"):
+        proc.run(["bash", "-c", f"(sleep 1; touch {late}) & sleep 30"], timeout_s=0.3)
+    time.sleep(1.2)
+    assert not late.exists()
+
+
+def test_run_names_a_missing_program() -> None:
+    """A program that is not there is a missing tool, exit code 4."""
+    with pytest.raises(ToolMissing, match="no-such-program") as caught:
+        proc.run(["no-such-program"], timeout_s=1)
+    assert caught.value.exit_code == 4
+
+
+def test_foreground_passes_signals_on() -> None:
+    """A signal to us reaches the program, and its own exit code comes back."""
+    child = "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); " \
+            "os.kill(os.getppid(), signal.SIGUSR2); time.sleep(20)"  # fmt: skip
+    assert proc.foreground([sys.executable, "-c", child], env=os.environ) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ('nam = "x"', 'unknown key "nam"', 'did you mean "name"?'),
+        ('name = "x"\n[partitions.a]\ngpus = "h100"', 'unknown key "partitions[...].gpus"', 'did you mean "gpu"?'),
+        ('name = "x"\n[maybe]\ngup = "h100"', 'unknown key "maybe.gup"', 'did you mean "gpu"?'),
+        ("name = 3", 'key "name": Expected `str`, got `int`', ""),
+        ("name = ", "not TOML", ""),
+    ],
+)
+def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, what: str, hint: str) -> None:
+    """Exit code 3, the file, the key, and the nearest key."""
+    path = tmp_path / "f.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        toml.convert(toml.read(path), Outer, str(path))
+    assert what in caught.value.what
+    assert caught.value.hint == hint
+    assert caught.value.where == str(path)
+
+
+def test_nearest_falls_back_to_the_choices() -> None:
+    """Nothing near: the choices; no choices: nothing."""
+    assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
+    assert nearest("zzz", []) == ""

@@ -1,0 +1,60 @@
+"""Records to stdout."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from pitools.core.output import Output, cell
+from pitools.core.record import Record
+
+
+class Row(Record, frozen=True, kw_only=True, tag="pit.row/1"):
+    node: str
+    free_bytes: int
+    note: str = ""
+
+
+ROWS = [Row(node="n02", free_bytes=5), Row(node="n01", free_bytes=12345, note="a b")]
+
+
+def text(form: str, columns: tuple[str, ...] = ()) -> str:
+    stream = io.StringIO()
+    with Output(form, columns, stream) as out:
+        for row in ROWS:
+            out(row)
+    return stream.getvalue()
+
+
+def test_a_pipe_gets_one_object_a_line_with_its_schema_first() -> None:
+    """`auto` on something that is no terminal is JSON Lines."""
+    lines = text("auto").splitlines()
+    assert [json.loads(line)["node"] for line in lines] == ["n02", "n01"]
+    assert all(line.startswith('{"schema":"pit.row/1"') for line in lines)
+
+
+def test_a_table_aligns_and_keeps_the_order_of_columns() -> None:
+    """Numbers stand to the right, nothing is `-`."""
+    assert text("table", ("node", "free_bytes", "note")).splitlines() == [
+        "NODE  FREE BYTES  NOTE",
+        "n02            5  -",
+        "n01        12345  a b",
+    ]
+
+
+def test_tsv_has_a_head_and_every_row() -> None:
+    """The first record appears once, below its head."""
+    assert text("tsv", ("node", "free_bytes")).splitlines() == ["node\tfree_bytes", "n02\t5", "n01\t12345"]
+
+
+def test_hosts_folds_the_nodes() -> None:
+    """One folded list, ready for sbatch -w."""
+    assert text("hosts") == "n[01-02]\n"
+
+
+@pytest.mark.parametrize("hostile", ["a\nb", "a\x1b[31mb", "a\x00b"])
+def test_cells_are_printable(hostile: str) -> None:
+    """Text of others cannot break a line or colour a terminal."""
+    assert cell(hostile).isprintable()

@@ -1,0 +1,54 @@
+"""The house rules that a machine can keep."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+
+
+def run(repo: Path, *argv: str) -> None:
+    done = subprocess.run([str(BIN / argv[0]), *argv[1:]], cwd=repo, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("lint-imports",)],
+    ids=["ruff", "format", "mypy", "imports"],
+)
+def test_checkers_are_content(repo: Path, argv: tuple[str, ...]) -> None:
+    """ruff, mypy --strict and the import contracts find nothing."""
+    run(repo, *argv)
+
+
+def test_every_test_says_what_it_shows(repo: Path) -> None:
+    """Each test has a docstring, and none has only itself for proof."""
+    silent = [
+        f"{path.relative_to(repo)}:{node.lineno} {node.name}"
+        for path in (repo / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
+    assert not silent
+
+
+def test_files_stay_small(repo: Path) -> None:
+    """No module of the package outgrows 300 lines."""
+    long = [str(path) for path in (repo / "pitools").rglob("*.py") if len(path.read_text().splitlines()) > 300]
+    assert not long
+
+
+def test_subprocess_lives_in_one_place(repo: Path) -> None:
+    """Only core/proc.py starts programs; others may name the module's types."""
+    users = set()
+    for path in (repo / "pitools").rglob("*.py"):
+        text = path.read_text()
+        if any(call in text for call in ("subprocess.run(", "subprocess.Popen(", "os.system(", "check_output(")):
+            users.add(str(path.relative_to(repo)))
+    assert users == {"pitools/core/proc.py"}
