@@ -1,0 +1,1 @@
+"""Tier 1: what a run folder holds."""

@@ -1,0 +1,137 @@
+"""A run is a folder. This is its layout, and the records it keeps.
+
+<runs>/<run-id>/
+    request.toml        the request as it was given
+    plan.json           pit.plan/1: the request resolved for one site
+    script.sbatch       what was submitted
+    job.json            pit.job-ref/1: which job, or process, this run became
+    events.jsonl        pit.event/1: what was done to the run, oldest first
+    checkpoints/        the training loop's own
+    submitit/           pickles and results of the ranks
+    attempts/<n>/       one start of the job
+        hostfile        line i is the node of rank i
+        nodes/<node>/<dataset>.json     pit.stage/1: what that node staged
+        ranks/<rank>.json               pit.rank/1: where that rank ran and what it read
+        steps/<rank>.jsonl              pit.step/1
+        logs/                           <rank>.out, stage.<node>.out
+        exit.json       pit.attempt/1: how it ended; absent while it runs
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pitools.core import clock
+from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.files import write_atomic
+from pitools.core.record import Record
+
+T = TypeVar("T", bound=Record)
+
+
+class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
+    """What a run is now.
+
+    state: Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, …), UNKNOWN where none can be had.
+    exit_code: of the last attempt; None until it ended. job_id: "" before submission.
+    """
+
+    run_id: str
+    name: str
+    site: str
+    job_id: str
+    run_dir: str
+    state: str
+    exit_code: int | None
+    nodes: int
+    created: str
+    attempts: int = 0
+
+
+class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
+    """What a run became. pid and started_ms: of a local run's supervisor, else 0."""
+
+    job_id: str
+    site: str
+    submitted: str
+    pid: int = 0
+    started_ms: int = 0
+
+
+class Attempt(Record, frozen=True, kw_only=True, tag="pit.attempt/1"):
+    """How one attempt ended. state: Slurm's word, where it is known without asking Slurm (local runs), else ""."""
+
+    job_id: str
+    exit_code: int
+    ended: str
+    state: str = ""
+
+
+class Rank(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
+    """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder it reads."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    pid: int
+    coordinator: str
+    data: dict[str, str]
+
+
+class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):
+    """One thing that was done to the run."""
+
+    t: str
+    event: str
+    detail: dict[str, Any] = {}
+
+
+def new_id(name: str) -> str:
+    """A run id that sorts by time and cannot meet another: `bc-jax-20261121-013341-9f3c2a`."""
+    stamp = clock.now()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return f"{name}-{stamp}-{secrets.token_hex(3)}"
+
+
+def find(runs: Path, run: str) -> Path:
+    """The folder of a run given by id or by path. Raises UsageError."""
+    for path in (runs / run, Path(run)):
+        if (path / "plan.json").is_file():
+            return path.resolve()
+    known = [path.parent.name for path in runs.glob("*/plan.json")]
+    raise UsageError(f'no run "{run}"', where=str(runs), hint=nearest(run, known[-20:]))
+
+
+def attempts(run_dir: Path) -> list[Path]:
+    """The run's attempts, oldest first."""
+    # `<restart>`, or `<array task>.<restart>`: numbers sort as numbers.
+    found = [path for path in (run_dir / "attempts").glob("*") if re.fullmatch(r"\d+(\.\d+)?", path.name)]
+    return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
+
+
+def write(path: Path, record: Record) -> None:
+    """Write one record as a file that is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, msgspec.json.encode(record) + b"\n", durable=False)
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """The record in a file; None where there is no file. Raises DataError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise DataError(f"not a {kind.__name__} record: {error}", where=str(path)) from error
+
+
+def note(run_dir: Path, event: str, **detail: Any) -> None:
+    """Append an event. One short write to a file opened for appending is not split by another process's."""
+    line = msgspec.json.encode(Event(t=clock.now(), event=event, detail=detail)) + b"\n"
+    with (run_dir / "events.jsonl").open("ab", buffering=0) as file:
+        file.write(line)
