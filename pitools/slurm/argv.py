@@ -1,0 +1,115 @@
+"""Requests as command lines. Pure: nothing runs here, and what a caller names cannot become an option."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from pitools.core.errors import UsageError
+from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT, ASSOCIATION_FORMAT, QOS_FORMAT
+from pitools.slurm.parse_jobs import JOB_FORMAT
+from pitools.slurm.parse_nodes import NODE_FORMAT
+
+_JOB_ID = re.compile(r"\d+(?:_\d+|_\[[\d,:%-]+\]|\+\d+)?")
+_HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
+_NAME = re.compile(r"[^\s,\x00-\x1f\x7f-][^,\x00-\x1f\x7f]*")
+
+_ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
+
+VERSION = ["sinfo", "-V"]
+CONFIG = ["scontrol", "show", "config"]
+PARTITIONS = ["scontrol", "-o", "show", "partition"]
+TOPOLOGY = ["scontrol", "show", "topology"]
+QOS = ["sacctmgr", "-n", "-P", "show", "qos", f"format={','.join(QOS_FORMAT)}"]
+
+
+def nodes(names: str = "") -> list[str]:
+    """Every node, or those of a folded host list. `-d` adds the GPUs in use."""
+    return ["scontrol", "-d", "-o", "show", "node", *([_checked(names, _HOSTS, "host list")] if names else [])]
+
+
+def node_lines(sep: str = "|", partition: str = "") -> list[str]:
+    """Every node through sinfo, which may be all that a restricted account can run."""
+    only = [f"--partition={_checked(partition, _NAME, 'partition')}"] if partition else []
+    return ["sinfo", "-h", "-N", "--noconvert", *only, "-o", sep.join(NODE_FORMAT.values())]
+
+
+def jobs(
+    ids: Sequence[str] = (), user: str = "", name: str = "", *, all_states: bool = False, each_task: bool = False,
+    sep: str = "|",
+) -> list[str]:  # fmt: skip
+    """Jobs that have not ended, narrowed by ids, user and name.
+
+    all_states: also those that ended minutes ago. each_task: a line for every task of a pending array.
+    """
+    narrow = ["--jobs=" + ",".join(_ids(ids))] if ids else []
+    narrow += [f"--user={_checked(user, _NAME, 'user')}"] if user else []
+    narrow += [f"--name={_checked(name, _NAME, 'job name')}"] if name else []
+    narrow += ["--states=all"] if all_states else []
+    narrow += ["--array"] if each_task else []
+    return ["squeue", "-h", "--noconvert", *narrow, "-o", sep.join(JOB_FORMAT.values())]
+
+
+def job(job_id: str) -> list[str]:
+    """One job in detail; every task or component of an array or het job."""
+    return ["scontrol", "-o", "show", "job", *_ids([job_id])]
+
+
+def accounting(
+    ids: Sequence[str] = (), user: str = "", name: str = "", since: datetime | None = None, *,
+    attempts: bool = True, sep: str = "|",
+) -> list[str]:  # fmt: skip
+    """What accounting keeps of these jobs, or of those that were in any state since an aware moment.
+
+    attempts: every attempt of a requeued job; else the last.
+    """
+    if not ids and since is None:
+        raise UsageError("accounting needs job ids, or a time to look back to")
+    narrow = ["--jobs=" + ",".join(_ids(ids))] if ids else []
+    narrow += [f"--user={_checked(user, _NAME, 'user')}"] if user else []
+    narrow += [f"--name={_checked(name, _NAME, 'job name')}"] if name else []
+    if since:
+        # Left to itself sacct leaves out what was never eligible to start: held, dependent or begun later.
+        narrow += [f"--starttime={since.astimezone(UTC):%Y-%m-%dT%H:%M:%S}", "--endtime=now+52weeks", _ANY_STATE]
+    narrow += ["-D"] if attempts else []
+    form = ["-P", f"--delimiter={sep}", "-o", ",".join(ACCOUNTING_FORMAT)]
+    return ["sacct", "-X", "--noconvert", *narrow, *form]
+
+
+def associations(user: str = "") -> list[str]:
+    """The associations of one user, or all of them."""
+    only = [f"user={_checked(user, _NAME, 'user')}"] if user else []
+    return ["sacctmgr", "-n", "-P", "show", "assoc", *only, f"format={','.join(ASSOCIATION_FORMAT)}"]
+
+
+def submit(args: Sequence[str] = (), path: str = "") -> list[str]:
+    """Queue a script: the file at `path`, or stdin."""
+    return ["sbatch", "--parsable", *args, *(["--", path] if path else [])]
+
+
+def estimate(args: Sequence[str] = ()) -> list[str]:
+    """Ask when the script on stdin would start, without queueing it."""
+    return ["sbatch", "--test-only", *args]
+
+
+def cancel(ids: Sequence[str]) -> list[str]:
+    """End these jobs; scancel says nothing of an id that it does not know."""
+    return ["scancel", *_ids(ids)]
+
+
+def requeue(ids: Sequence[str]) -> list[str]:
+    """Put these batch jobs back in the queue under their own ids."""
+    return ["scontrol", "requeue", ",".join(_ids(ids))]
+
+
+def _ids(ids: Sequence[str]) -> list[str]:
+    if not ids:
+        raise UsageError("no job id given")
+    return [_checked(job_id, _JOB_ID, "job id") for job_id in ids]
+
+
+def _checked(text: str, form: re.Pattern[str], what: str) -> str:
+    if not form.fullmatch(text):
+        raise UsageError(f'"{text}" is not a {what}')
+    return text

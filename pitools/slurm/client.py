@@ -1,0 +1,215 @@
+"""Slurm, asked: each method runs one command where the cluster is reached and returns records.
+
+Every method raises Unreachable (75) when the controller, the accounting database or the ssh host gives no answer,
+ClusterError (4) with Slurm's own sentence when it refuses, and ToolMissing where Slurm's commands are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from pitools.core import proc
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.slurm import argv, parse_accounts, parse_cluster, parse_jobs, parse_nodes
+from pitools.slurm.answer import separator
+from pitools.slurm.reach import READING, Reach, Run, call
+from pitools.slurm.records import (
+    Accounting,
+    Association,
+    Block,
+    Config,
+    Job,
+    Node,
+    Partition,
+    Qos,
+    StartEstimate,
+    Submitted,
+    Switch,
+)
+from pitools.slurm.refusals import Unanswered, is_refused, means_gone, refusal, was_never_sent
+from pitools.slurm.states import UNKNOWN, is_finished, joint
+
+__all__ = ["Client", "Reach"]
+
+_NO_TOPOLOGY = ("No topology information", "topology configuration is not available")
+
+
+class Client:
+    """One cluster. reach: how its commands are run; run: what runs a program, as `core/proc.py` does."""
+
+    def __init__(self, reach: Reach | None = None, run: Run = proc.run) -> None:
+        self.reach = reach or Reach()
+        self._run = run
+
+    def version(self) -> tuple[int, ...]:
+        """Version of the Slurm commands, such as (22, 5, 8). Asks no controller."""
+        return parse_cluster.version(self._read(argv.VERSION))
+
+    def config(self) -> Config:
+        """What slurmctld runs with."""
+        return parse_cluster.config(self._read(argv.CONFIG))
+
+    def partitions(self) -> list[Partition]:
+        """Every partition that this user may see."""
+        return parse_nodes.partitions(self._read(argv.PARTITIONS))
+
+    def nodes(self, names: str = "") -> list[Node]:
+        """Every node, or those of a folded host list."""
+        return parse_nodes.scontrol_nodes(self._read(argv.nodes(names)), UTC)
+
+    def address(self, node: str) -> str:
+        """The address at which slurmctld reaches a node."""
+        found = self.nodes(node)
+        if len(found) != 1:
+            raise ClusterError(f'"{node}" is {len(found)} nodes', where="scontrol show node", hint="name one node")
+        return found[0].address
+
+    def topology(self) -> list[Switch | Block]:
+        """Switches or blocks; [] for a flat topology."""
+        done = self._call(argv.TOPOLOGY, READING)
+        if done.code and any(phrase in done.stderr for phrase in _NO_TOPOLOGY):
+            return []
+        return parse_cluster.topology(self._checked(argv.TOPOLOGY, done))
+
+    def jobs(
+        self, ids: Sequence[str] = (), *, user: str = "", name: str = "", all_states: bool = False,
+        each_task: bool = False,
+    ) -> list[Job]:  # fmt: skip
+        """Jobs that have not ended (`all_states`: or ended minutes ago), narrowed by ids, user and exact name.
+
+        An id that slurmctld does not know is no error: it has no job here.
+        """
+        sep = separator()
+        command = argv.jobs(ids, user, name, all_states=all_states, each_task=each_task, sep=sep)
+        done = self._call(command, READING)
+        if done.code and means_gone(done.stderr):
+            return []
+        found = parse_jobs.squeue(self._checked(command, done), sep, zone=UTC)
+        return [job for job in found if not name or job.name == name]
+
+    def job(self, job_id: str) -> list[Job]:
+        """One job in detail, with its restarts and batch host; several for an array or het job; [] when unknown."""
+        command = argv.job(job_id)
+        done = self._call(command, READING)
+        if done.code and means_gone(done.stderr):
+            return []
+        return parse_jobs.scontrol_jobs(self._checked(command, done), UTC)
+
+    def accounting(
+        self, ids: Sequence[str] = (), *, user: str = "", name: str = "", since: datetime | None = None,
+        attempts: bool = True,
+    ) -> list[Accounting]:  # fmt: skip
+        """What accounting keeps of these ids, or since an aware moment; every attempt, or only the last of each job."""
+        sep = separator()
+        found = parse_accounts.sacct(
+            self._read(argv.accounting(ids, user, name, since, attempts=attempts, sep=sep)), sep, UTC
+        )
+        return [job for job in found if not name or job.name == name]
+
+    def associations(self, user: str = "") -> list[Association]:
+        """Accounts, partitions and QOS that a user, or anyone, is associated with."""
+        return parse_accounts.associations(self._read(argv.associations(user)))
+
+    def qos(self) -> list[Qos]:
+        """Every QOS."""
+        return parse_accounts.qos(self._read(argv.QOS))
+
+    def state_of(self, ids: Sequence[str]) -> dict[str, str]:
+        """State of each job: one squeue for all, then one sacct for those that squeue does not know.
+
+        UNKNOWN, never a finished state, for what neither knows, and where there is no accounting. The state of a whole
+        array or het job is its first unfinished part's, else that of its first part that did not complete.
+        """
+        if not ids:
+            return {}
+        jobs = self.jobs(ids, all_states=True, each_task=True)
+        found = _by_id((job.job_id, job.raw_id, job.state) for job in jobs)
+        # slurmctld forgets the parts of an array one by one: that all which it still knows have ended decides nothing.
+        wholes = {_whole(job.job_id) for job in jobs if _whole(job.job_id) != job.job_id}
+        known = {
+            job_id: joint(states)
+            for job_id, states in found.items()
+            if job_id not in wholes or not all(map(is_finished, states))
+        }
+        missing = [job_id for job_id in ids if job_id not in known]
+        if missing:
+            known = {**self._accounted(missing), **known}
+        return {job_id: known.get(job_id, UNKNOWN) for job_id in ids}
+
+    def _accounted(self, ids: Sequence[str]) -> dict[str, str]:
+        try:
+            jobs = self.accounting(ids, attempts=False)
+        except PitError:
+            return {}
+        return {job_id: joint(states) for job_id, states in _by_id((j.job_id, j.raw_id, j.state) for j in jobs).items()}
+
+    def test_only(self, script: str, args: Sequence[str] = ()) -> StartEstimate:
+        """When and where the script would start now. A `--begin` in it is read as UTC here."""
+        command = argv.estimate(args)
+        done = self._call(command, READING, stdin=script)
+        self._checked(command, done)
+        return parse_cluster.estimate(done.stderr, UTC)
+
+    def submit(self, script: str = "", *, path: str = "", args: Sequence[str] = ()) -> Submitted:
+        """Queue a script: its text, or the file at `path` on the cluster's side.
+
+        The job's environment is this one less Slurm's variables. Raises Unanswered when the job may have been queued
+        all the same: look for it by name before submitting it again.
+        """
+        command = argv.submit(args, path)
+        done = self._change(command, "the job may be queued: look for its name with squeue first", stdin=script or None)
+        try:
+            return parse_cluster.submitted(done.stdout)
+        except ClusterError as error:
+            raise Unanswered(error.what, where=error.where, hint="look for the job's name with squeue") from error
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """End these jobs; those that have ended, or are not known, are left alone. Safe to repeat."""
+        command = argv.cancel(ids)
+        done = self._call(command, {})
+        if (done.code or "error" in done.stderr) and not means_gone(done.stderr):
+            raise self._refusal(command, done)
+
+    def requeue(self, ids: Sequence[str]) -> None:
+        """Put these batch jobs back in the queue under their own ids."""
+        self._change(argv.requeue(ids), "the jobs may have been requeued: look at them with squeue first")
+
+    def _read(self, command: Sequence[str]) -> str:
+        return self._checked(command, self._call(command, READING))
+
+    def _change(self, command: Sequence[str], hint: str, stdin: str | None = None) -> proc.Completed:
+        """Run what must not be repeated blindly: in doubt, say so."""
+        try:
+            done = self._call(command, {}, stdin)
+            self._checked(command, done)
+        except Unreachable as error:
+            if was_never_sent(error):
+                raise
+            raise Unanswered(error.what, where=error.where, hint=hint) from error
+        return done
+
+    def _call(self, command: Sequence[str], env: Mapping[str, str], stdin: str | None = None) -> proc.Completed:
+        return call(self.reach, command, env=env, stdin=stdin, run=self._run)
+
+    def _checked(self, command: Sequence[str], done: proc.Completed) -> str:
+        if is_refused(done):
+            raise self._refusal(command, done)
+        return done.stdout
+
+    def _refusal(self, command: Sequence[str], done: proc.Completed) -> PitError:
+        return refusal(command[0], self.reach.host, done.code, done.stderr or done.stdout)
+
+
+def _by_id(jobs: Iterable[tuple[str, str, str]]) -> dict[str, list[str]]:
+    """States by every id that a job answers to: its own, its number, and its array's or het job's."""
+    found: dict[str, list[str]] = {}
+    for job_id, raw_id, state in jobs:
+        for name in dict.fromkeys((job_id, raw_id, _whole(job_id))):
+            found.setdefault(name, []).append(state)
+    return found
+
+
+def _whole(job_id: str) -> str:
+    """The array or het job of `6_0`, `6_[3-9]`, `11+1`."""
+    return job_id.replace("+", "_").partition("_")[0]

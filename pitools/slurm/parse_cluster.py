@@ -1,0 +1,100 @@
+"""The cluster itself and what sbatch says: configuration, version, topology, start estimate, job id → records."""
+
+from __future__ import annotations
+
+import re
+from datetime import tzinfo
+
+from pitools.slurm.answer import moment, pairs, unreadable, words
+from pitools.slurm.records import Block, Config, StartEstimate, Submitted, Switch
+
+_SETTING = re.compile(r"(\S+)\s*= ?(.*)")
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+# 25.05 says ` a using`, and drops nothing else; `on nodes` was `on` where Slurm knew no partition.
+_ESTIMATE = re.compile(
+    r"Job \d+ to start at (?P<start>\S+)(?: on cluster (?P<cluster>\S+))?(?: a)? using (?P<cpus>\d+) processors"
+    r" on (?:nodes )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
+)
+_PREEMPTS = re.compile(r"^(?:sbatch:)?\s*Preempts: (\S+)", re.MULTILINE)
+_SUBMITTED = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
+
+
+def config(text: str) -> Config:
+    """The settings of `scontrol show config`, those of its further sections too. Raises ClusterError."""
+    values: dict[str, str] = {}
+    for line in text.split("\n"):
+        match = _SETTING.fullmatch(line)
+        if match:
+            values.setdefault(match[1], "" if match[2].strip() in ("(null)", "N/A") else match[2].strip())
+    missing = [name for name in ("ClusterName", "SLURM_VERSION") if not values.get(name)]
+    if missing:
+        raise unreadable("scontrol show config", f"it has no {' and no '.join(missing)}", text)
+    return Config(cluster=values["ClusterName"], version=version(values["SLURM_VERSION"]), values=values)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """(22, 5, 8) of `slurm-wlm 22.05.8`, as every tool prints for `-V`. Raises ClusterError."""
+    match = _VERSION.search(text)
+    if not match:
+        raise unreadable("sinfo -V", "it has no version", text)
+    return tuple(int(part) for part in match[0].split("."))
+
+
+def topology(text: str) -> list[Switch | Block]:
+    """Switches or blocks of `scontrol show topology`; [] where the cluster has none. Raises ClusterError.
+
+    Lines of plugins that we do not know are left out, unless there is nothing else.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    found = [record for line in lines if (record := _place(line))]
+    if lines and not found:
+        raise unreadable("scontrol show topology", "neither switches nor blocks", lines[0])
+    return found
+
+
+def _place(line: str) -> Switch | Block | None:
+    values = pairs(line)
+    try:
+        if "SwitchName" in values:
+            return Switch(
+                switch=values["SwitchName"],
+                level=int(values["Level"]),
+                node_list=values.get("Nodes", ""),
+                switches=values.get("Switches", ""),
+            )
+        name = values.get("BlockName", values.get("AggregatedBlock"))
+        if name is None:
+            return None
+        return Block(
+            block=name,
+            index=int(values["BlockIndex"]),
+            node_list=values.get("Nodes", ""),
+            size=int(values["BlockSize"]),
+            is_aggregated="AggregatedBlock" in values,
+        )
+    except (KeyError, ValueError) as error:
+        raise unreadable("scontrol show topology", f"missing or wrong: {error}", line) from error
+
+
+def estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
+    """What `sbatch --test-only` writes to stderr when the job could run. Raises ClusterError."""
+    match = _ESTIMATE.search(text)
+    if not match:
+        raise unreadable("sbatch --test-only", "it names no start", text.strip())
+    preempts = _PREEMPTS.search(text)
+    return StartEstimate(
+        start=moment(match["start"], zone),
+        cpus=int(match["cpus"]),
+        node_list=match["nodes"],
+        partition=match["partition"] or "",
+        cluster=match["cluster"] or "",
+        preempts=words(preempts[1]) if preempts else (),
+    )
+
+
+def submitted(text: str) -> Submitted:
+    """The job of `sbatch --parsable`: `id` or `id;cluster`. Raises ClusterError."""
+    found = _SUBMITTED.findall(text)
+    if len(found) != 1:
+        raise unreadable("sbatch --parsable", "it names no job" if not found else "it names several jobs", text.strip())
+    return Submitted(job_id=found[0][0], cluster=found[0][1])

@@ -1,0 +1,146 @@
+"""Jobs: the answers of `squeue -o` and `scontrol -o show job` → records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+
+from pitools.slurm import states
+from pitools.slurm.answer import count, moment, pairs, plain, rows, span_s, unreadable
+from pitools.slurm.records import Job
+
+# Field of Job → squeue's letter. The first and the last column hold no text that a user chose: see answer.rows.
+JOB_FORMAT = {
+    "job_id": "%i",
+    "array_job_id": "%F",
+    "array_task": "%K",
+    "state": "%T",
+    "user": "%u",
+    "account": "%a",
+    "qos": "%q",
+    "partition": "%P",
+    "nodes": "%D",
+    "node_list": "%N",
+    "start": "%S",
+    "end": "%e",
+    "time_limit_s": "%l",
+    "elapsed_s": "%M",
+    "priority": "%Q",
+    "gres": "%b",
+    "reason": "%r",
+    "name": "%j",
+    "comment": "%k",
+    "work_dir": "%Z",
+    "raw_id": "%A",
+}
+
+# In `scontrol show job` the name comes second and may hold anything, so it ends where Slurm's own next keys stand.
+_AFTER_NAME = re.compile(r"(?: HetJobIdSet=\S+)? UserId=\S+\(\d+\) GroupId=\S+\(\d+\) MCS_label=")
+_RECORD = re.compile(r"(?:\A|\n)(?=JobId=\d+ )")
+_TEXT_BEGINS = " Command="
+_TEXT_KEYS = (
+    "Command", "WorkDir", "AdminComment", "SystemComment", "Comment", "Extra", "Power", "StdErr", "StdIn", "StdOut",
+    "TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "MailUser", "MailType",
+)  # fmt: skip
+
+
+def squeue(
+    text: str, sep: str = "|", fields: Sequence[str] = tuple(JOB_FORMAT), zone: tzinfo | None = None
+) -> list[Job]:
+    """Jobs of `squeue -h -o`. fields: what each column is, as JOB_FORMAT names it. Raises ClusterError."""
+    return [
+        _job(dict(zip(fields, row, strict=True)), "squeue", sep.join(row), zone)
+        for row in rows(text, sep, len(fields), "squeue")
+    ]
+
+
+def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None) -> Job:
+    try:
+        job_id = values["job_id"]
+        task = plain(values.get("array_task", ""))
+        return Job(
+            job_id=job_id,
+            raw_id=values.get("raw_id") or re.split(r"\D", job_id)[0],
+            # squeue gives every job an array id; only a task number makes it an array.
+            array_job_id=values.get("array_job_id", "") if task else "",
+            array_task=task,
+            state=states.job_state(values["state"]),
+            name=values.get("name", ""),
+            user=values.get("user", ""),
+            account=plain(values.get("account", "")),
+            qos=plain(values.get("qos", "")),
+            partition=values.get("partition", ""),
+            reason=plain(values.get("reason", "")),
+            nodes=count(values.get("nodes", "")) or 0,
+            node_list=plain(values.get("node_list", "")),
+            start=moment(values.get("start", ""), zone),
+            end=moment(values.get("end", ""), zone),
+            time_limit_s=span_s(values.get("time_limit_s", "")),
+            elapsed_s=span_s(values.get("elapsed_s", "")) or 0,
+            priority=count(values.get("priority", "")),
+            gres=re.sub(r"(^|,)gres[:/]", r"\1", plain(values.get("gres", ""))),
+            comment=_unless_null(values.get("comment", "")),
+            work_dir=_unless_null(values.get("work_dir", "")),
+            restarts=count(values.get("restarts", "")),
+            batch_host=plain(values.get("batch_host", "")),
+        )
+    except KeyError as error:
+        raise unreadable(command, f"it has no {error}", line) from error
+
+
+def _unless_null(text: str) -> str:
+    return "" if text == "(null)" else text
+
+
+def scontrol_jobs(text: str, zone: tzinfo | None = None) -> list[Job]:
+    """Jobs of `scontrol -o show job`.
+
+    Raises ClusterError, also where a job's name or comment imitates Slurm's own keys so that its end cannot be told.
+    """
+    if text.strip() in ("", "No jobs in the system"):
+        return []
+    if not text.endswith("\n"):
+        raise unreadable("scontrol show job", "it is cut short", text)
+    records = [record for record in _RECORD.split(text.rstrip("\n")) if record]
+    return [_job(_scontrol_values(record), "scontrol show job", record, zone) for record in records]
+
+
+def _scontrol_values(record: str) -> dict[str, str]:
+    ends = list(_AFTER_NAME.finditer(record))
+    head, named, _ = record.partition(" JobName=")
+    if not record.startswith("JobId=") or not named or len(ends) != 1:
+        raise unreadable("scontrol show job", "a key is missing, or a user's text imitates one", record)
+    ids = pairs(head)
+    said = record[record.find(_TEXT_BEGINS, ends[0].end()) :] if _TEXT_BEGINS in record[ends[0].end() :] else ""
+    body, spoken = pairs(record[ends[0].start() :].removesuffix(said)), pairs(said, _TEXT_KEYS)
+    values = {
+        "job_id": _job_id(ids),
+        "raw_id": ids["JobId"],
+        "array_job_id": ids.get("ArrayJobId", ""),
+        "array_task": ids.get("ArrayTaskId", ""),
+        "name": record[len(head + named) : ends[0].start()],
+        "user": body["UserId"].split("(")[0],
+        # Here, and only here, Slurm joins the words of a reason.
+        "reason": body.get("Reason", "").replace("_", " "),
+        "gres": spoken.get("TresPerNode", ""),
+        "comment": spoken.get("Comment", ""),
+        "work_dir": spoken.get("WorkDir", ""),
+    }
+    named_in_body = {
+        "account": "Account", "qos": "QOS", "state": "JobState", "partition": "Partition",
+        "node_list": "NodeList", "nodes": "NumNodes", "start": "StartTime", "end": "EndTime",
+        "time_limit_s": "TimeLimit", "elapsed_s": "RunTime", "priority": "Priority", "restarts": "Restarts",
+        "batch_host": "BatchHost",
+    }  # fmt: skip
+    return values | {field: body[key] for field, key in named_in_body.items() if key in body}
+
+
+def _job_id(ids: Mapping[str, str]) -> str:
+    """The id as squeue prints it: `6_0`, `6_[3-9%3]`, `11+1`."""
+    if "ArrayJobId" in ids:
+        task = ids.get("ArrayTaskId", "")
+        return f"{ids['ArrayJobId']}_{task}" if task.isdigit() else f"{ids['ArrayJobId']}_[{task}]"
+    if "HetJobId" in ids:
+        return f"{ids['HetJobId']}+{ids.get('HetJobOffset', '0')}"
+    return ids["JobId"]

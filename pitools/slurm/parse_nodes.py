@@ -1,0 +1,190 @@
+"""Nodes and partitions: the answers of `scontrol -o show node|partition` and `sinfo -N -o` → records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import tzinfo
+
+import msgspec
+
+from pitools.slurm import states
+from pitools.slurm.answer import count, gpus, moment, pairs, plain, rows, span_s, tres, unreadable, words
+from pitools.slurm.records import Node, Partition
+
+# Field of Node → sinfo's letter. The address comes last: what ends a row must hold no newline.
+NODE_FORMAT = {
+    "node": "%N",
+    "state": "%T",
+    "partition": "%P",
+    "gres": "%G",
+    "cpus": "%c",
+    "memory_mib": "%m",
+    "free_memory_mib": "%e",
+    "features": "%f",
+    "weight": "%w",
+    "reason": "%E",
+    "hostname": "%n",
+    "cpu_states": "%C",
+    "address": "%o",
+}
+
+# In `scontrol show node`, people's words begin with the first of these; the keys before it are Slurm's alone.
+_TEXT_BEGINS = re.compile(r"\s(?:Reason|Comment|Extra)=")
+_TEXT_KEYS = ("Comment", "Extra", "Reason", "InstanceId", "InstanceType", "ReservationName", "ResumeAfterTime")
+_REASON = re.compile(r"\sReason=(.*?) \[([^\s\[\]@]+)@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\]")
+
+
+def scontrol_nodes(text: str, zone: tzinfo | None = None) -> list[Node]:
+    """Nodes of `scontrol [-d] -o show node`. Raises ClusterError."""
+    return [_node(line, zone) for line in _lines(text, "NodeName=", "scontrol show node")]
+
+
+def _node(line: str, zone: tzinfo | None) -> Node:
+    begins = _TEXT_BEGINS.search(line)
+    said = line[begins.start() :] if begins else ""
+    values = pairs(line.removesuffix(said))
+    try:
+        state, flags = states.node_state(values["State"])
+        gpu_type, n_gpus = gpus(values.get("Gres", ""))
+        reason, user, time = _reason(said, zone)
+        return Node(
+            node=values["NodeName"],
+            state=state,
+            flags=flags,
+            partitions=words(values.get("Partitions", "")),
+            gres=plain(values.get("Gres", "")),
+            gpu_type=gpu_type,
+            gpus=n_gpus,
+            gpus_allocated=_gpus_allocated(values, n_gpus),
+            cpus=int(values["CPUTot"]),
+            cpus_allocated=int(values["CPUAlloc"]),
+            memory_mib=count(values["RealMemory"]) or 0,
+            free_memory_mib=count(values.get("FreeMem", "")),
+            features=words(values.get("ActiveFeatures", "")),
+            weight=int(values.get("Weight", "1")),
+            reason=reason,
+            reason_user=user,
+            reason_time=time,
+            address=values.get("NodeAddr", values["NodeName"]),
+            hostname=values.get("NodeHostName", values["NodeName"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise unreadable("scontrol show node", f"missing or wrong: {error}", line) from error
+
+
+def _gpus_allocated(values: dict[str, str], n_gpus: int) -> int | None:
+    if not n_gpus:
+        return 0
+    if plain(values.get("GresUsed", "")):
+        return gpus(values["GresUsed"])[1]
+    # Without `-d` only the tracked TRES tell, and many a site does not track gres/gpu.
+    if "gres/gpu" in tres(values.get("CfgTRES", "")):
+        return count(tres(values.get("AllocTRES", "")).get("gres/gpu", "0"))
+    return None
+
+
+def _reason(said: str, zone: tzinfo | None) -> tuple[str, str, str]:
+    """Reason, who gave it and when. Its own further lines stand, indented, behind the `[user@time]` of the first."""
+    first, *further = said.split("\n")
+    match = _REASON.search(first)
+    if not match:
+        return plain(pairs(said, _TEXT_KEYS).get("Reason", "")), "", ""
+    return "\n".join([match[1], *(line.strip() for line in further)]), match[2], moment(match[3], zone)
+
+
+def sinfo_nodes(text: str, sep: str = "|", fields: Sequence[str] = tuple(NODE_FORMAT)) -> list[Node]:
+    """Nodes of `sinfo -h -N -o`, one a node, though sinfo prints one line a node and partition.
+
+    fields: what each column is, as NODE_FORMAT names it. Raises ClusterError.
+    """
+    nodes: dict[str, Node] = {}
+    partitions: dict[str, list[str]] = {}
+    for row in rows(text, sep, len(fields), "sinfo"):
+        values = dict(zip(fields, row, strict=True))
+        node = _sinfo_node(values, sep.join(row))
+        nodes.setdefault(node.node, node)
+        partitions.setdefault(node.node, []).append(values.get("partition", "").removesuffix("*"))
+    return [_with_partitions(node, partitions[name]) for name, node in nodes.items()]
+
+
+def _with_partitions(node: Node, partitions: list[str]) -> Node:
+    return msgspec.structs.replace(node, partitions=tuple(dict.fromkeys(filter(None, partitions))))
+
+
+def _sinfo_node(values: dict[str, str], line: str) -> Node:
+    try:
+        cpus = count(values.get("cpus", "")) or 0
+        allocated = int(values.get("cpu_states", "0").split("/")[0])
+        state, flags = states.node_state(values["state"], cpus, allocated)
+        gpu_type, n_gpus = gpus(values.get("gres", ""))
+        return Node(
+            node=values["node"],
+            state=state,
+            flags=flags,
+            gres=plain(values.get("gres", "")),
+            gpu_type=gpu_type,
+            gpus=n_gpus,
+            gpus_allocated=None if n_gpus else 0,
+            cpus=cpus,
+            cpus_allocated=allocated,
+            memory_mib=count(values.get("memory_mib", "")) or 0,
+            free_memory_mib=count(values.get("free_memory_mib", "")),
+            features=words(values.get("features", "")),
+            weight=count(values.get("weight", "")) or 1,
+            reason=plain(values.get("reason", "")),
+            address=values.get("address", ""),
+            hostname=values.get("hostname", ""),
+        )
+    except (KeyError, ValueError) as error:
+        raise unreadable("sinfo", f"missing or wrong: {error}", line) from error
+
+
+def partitions(text: str) -> list[Partition]:
+    """Partitions of `scontrol -o show partition`. Raises ClusterError."""
+    return [_partition(line) for line in _lines(text, "PartitionName=", "scontrol show partition")]
+
+
+def _partition(line: str) -> Partition:
+    values = pairs(line)
+    try:
+        return Partition(
+            partition=values["PartitionName"],
+            state=values["State"].lower(),
+            is_default=values["Default"] == "YES",
+            node_list=plain(values["Nodes"]),
+            nodes=count(values["TotalNodes"]) or 0,
+            cpus=count(values["TotalCPUs"]) or 0,
+            tres=tres(values.get("TRES", "")),
+            min_nodes=count(values.get("MinNodes", "")) or 0,
+            max_nodes=count(values["MaxNodes"]),
+            max_time_s=span_s(values["MaxTime"]),
+            default_time_s=span_s(values.get("DefaultTime", "")),
+            grace_s=span_s(values.get("GraceTime", "")) or 0,
+            allow_accounts=_allowed(values, "AllowAccounts"),
+            allow_qos=_allowed(values, "AllowQos"),
+            allow_groups=_allowed(values, "AllowGroups"),
+            deny_accounts=words(values.get("DenyAccounts", "")),
+            deny_qos=words(values.get("DenyQos", "")),
+            qos=plain(values.get("QoS", "")),
+            priority_tier=count(values.get("PriorityTier", "")) or 0,
+            preempt_mode=plain(values.get("PreemptMode", "")),
+            over_subscribe=plain(values.get("OverSubscribe", "")),
+            is_hidden=values.get("Hidden") == "YES",
+        )
+    except KeyError as error:
+        raise unreadable("scontrol show partition", f"it has no {error}", line) from error
+
+
+def _allowed(values: dict[str, str], key: str) -> tuple[str, ...]:
+    return () if values.get(key) == "ALL" else words(values.get(key, ""))
+
+
+def _lines(text: str, begin: str, command: str) -> Iterator[str]:
+    """The text of each record: a line that begins with its first key, and the lines of its own that follow."""
+    if text.strip() in ("", "No nodes in the system", "No partitions in the system"):
+        return
+    if not text.startswith(begin) or not text.endswith("\n"):
+        raise unreadable(command, "it is cut short" if text.startswith(begin) else "an unknown beginning", text)
+    for record in text.rstrip("\n").split("\n" + begin):
+        yield record if record.startswith(begin) else begin + record

@@ -1,0 +1,88 @@
+"""How a cluster's commands are reached: on this machine, or through ssh; and in which environment they run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import proc
+from pitools.core.errors import ConfigError, Unreachable
+
+Run = Callable[..., proc.Completed]
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONNECT_S = 10
+
+# Variables of these families change what the commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT), whom they ask
+# (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them.
+_SCRUBBED = "SLURM|SLURMD|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT|SACCTMGR"
+_SCRUB = re.compile(rf"(?:{_SCRUBBED})_[A-Za-z0-9_]*")
+
+# The same on the far side, where only its shell knows the variables. 255 is given back to ssh as its own.
+_REMOTE = (
+    f"for v in $(env | grep -oE '^({_SCRUBBED})_[A-Za-z0-9_]*='); do v=${{v%=}}; "
+    '[ "$v" = SLURM_CONF ] || unset "$v"; done; '
+    'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
+)
+
+# Slurm prints local times without a zone: the zone is fixed where it is read. Array indices are never shortened.
+READING = {"TZ": "UTC0", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a cluster's commands. Raises ConfigError for a host or variable that ssh or env could misread.
+
+    host: an ssh destination, or "" for this machine. env: set for every command, such as SLURM_CONF. timeout_s: for
+    one command, its answer included.
+    """
+
+    host: str = ""
+    env: Mapping[str, str] = {}
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.host and not _HOST.fullmatch(self.host):
+            raise ConfigError(f'"{self.host}" is not an ssh destination', hint="write host or user@host")
+        for name in self.env:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f'"{name}" is not the name of an environment variable')
+
+
+def call(
+    reach: Reach, argv: Sequence[str], *, env: Mapping[str, str], stdin: str | None = None, run: Run = proc.run
+) -> proc.Completed:
+    """Run a Slurm command where it is reached, with `env` on top, and without the variables that would bend it.
+
+    Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file.
+    """
+    where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
+    try:
+        if reach.host:
+            return run(ssh_argv(reach, argv, env), timeout_s=reach.timeout_s, stdin=stdin)
+        given = {**_conf(reach), **reach.env, **env}
+        bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
+        return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin)
+    except Unreachable as error:
+        raise Unreachable(error.what, where=where, hint=error.hint) from error
+
+
+def ssh_argv(reach: Reach, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The ssh command line for a Slurm command: one argument holds the whole remote command, quoted for its shell."""
+    settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
+    remote = shlex.join(["sh", "-c", _REMOTE, "sh", *settings, *argv])
+    connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s)))
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "--", reach.host, remote]
+
+
+def _conf(reach: Reach) -> dict[str, str]:
+    """SLURM_CONF, the one variable of Slurm's that stays. Without its file every command would retry for a minute."""
+    path = reach.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
+    if path and not Path(path).is_file():
+        raise ConfigError("no such file", where=f"SLURM_CONF={path}", hint="name the cluster's slurm.conf")
+    return {"SLURM_CONF": path} if path else {}

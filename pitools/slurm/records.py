@@ -1,0 +1,207 @@
+"""What Slurm says, as records. Times are RFC 3339 UTC text or "", durations whole seconds or None for no limit.
+
+Host lists stay folded, as Slurm printed them (`h[01-04]`); `core/hosts.py` expands them.
+"""
+
+from __future__ import annotations
+
+from pitools.core.record import Record
+
+
+class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
+    """One node.
+
+    state: its base state (`idle`, `mixed`, `allocated`, `down`, ...). flags: what qualifies it (`drain`,
+    `not_responding`, ...). gres: as configured. gpu_type: `h100`, or several joined by commas, or "".
+    gpus_allocated: None where Slurm does not say. address: what slurmctld connects to; hostname: what the machine
+    calls itself.
+    """
+
+    node: str
+    state: str
+    flags: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    gres: str = ""
+    gpu_type: str = ""
+    gpus: int = 0
+    gpus_allocated: int | None = None
+    cpus: int = 0
+    cpus_allocated: int = 0
+    memory_mib: int = 0
+    free_memory_mib: int | None = None
+    features: tuple[str, ...] = ()
+    weight: int = 1
+    reason: str = ""
+    reason_user: str = ""
+    reason_time: str = ""
+    address: str = ""
+    hostname: str = ""
+
+
+class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
+    """One partition. allow_*: () means anyone. max_nodes, max_time_s: None means no limit; tres: totals by name."""
+
+    partition: str
+    state: str
+    is_default: bool = False
+    node_list: str = ""
+    nodes: int = 0
+    cpus: int = 0
+    tres: dict[str, str] = {}
+    min_nodes: int = 0
+    max_nodes: int | None = None
+    max_time_s: int | None = None
+    default_time_s: int | None = None
+    grace_s: int = 0
+    allow_accounts: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = ()
+    allow_groups: tuple[str, ...] = ()
+    deny_accounts: tuple[str, ...] = ()
+    deny_qos: tuple[str, ...] = ()
+    qos: str = ""
+    priority_tier: int = 1
+    preempt_mode: str = ""
+    over_subscribe: str = ""
+    is_hidden: bool = False
+
+
+class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
+    """One job, array task, het component, or the tasks of an array that are still pending.
+
+    job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: the number behind it. array_job_id,
+    array_task: "" outside arrays. nodes: how many. start, end: expected ones while pending or running.
+    priority: None while Slurm has none. restarts, batch_host: from `scontrol show job` only.
+    """
+
+    job_id: str
+    raw_id: str
+    state: str
+    array_job_id: str = ""
+    array_task: str = ""
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    partition: str = ""
+    reason: str = ""
+    nodes: int = 0
+    node_list: str = ""
+    start: str = ""
+    end: str = ""
+    time_limit_s: int | None = None
+    elapsed_s: int = 0
+    priority: int | None = None
+    gres: str = ""
+    comment: str = ""
+    work_dir: str = ""
+    restarts: int | None = None
+    batch_host: str = ""
+
+
+class Accounting(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
+    """What accounting keeps of one job, or of one of its attempts.
+
+    by_uid: who cancelled it. exit_code, signal: the batch script's. derived_exit_code: the highest of its steps.
+    time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
+    """
+
+    job_id: str
+    raw_id: str
+    state: str
+    by_uid: int | None = None
+    exit_code: int = 0
+    signal: int = 0
+    derived_exit_code: int = 0
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    partition: str = ""
+    submit: str = ""
+    eligible: str = ""
+    start: str = ""
+    end: str = ""
+    elapsed_s: int = 0
+    time_limit_s: int | None = None
+    nodes: int = 0
+    node_list: str = ""
+    req_tres: dict[str, str] = {}
+    alloc_tres: dict[str, str] = {}
+    reason: str = ""
+    comment: str = ""
+    restarts: int | None = None
+
+
+class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
+    """One row of the accounting tree: user "" is the account itself, partition "" is every partition."""
+
+    cluster: str
+    account: str
+    user: str = ""
+    partition: str = ""
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+    grp_tres: dict[str, str] = {}
+    max_tres: dict[str, str] = {}
+    max_jobs: int | None = None
+    fairshare: str = ""
+
+
+class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
+    """One quality of service. preempt: the QOS whose jobs it may preempt."""
+
+    qos: str
+    priority: int = 0
+    preempt: tuple[str, ...] = ()
+    preempt_mode: str = ""
+    grace_s: int = 0
+    flags: tuple[str, ...] = ()
+    grp_tres: dict[str, str] = {}
+    max_tres_per_user: dict[str, str] = {}
+    max_wall_s: int | None = None
+    usage_factor: float = 1.0
+
+
+class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):
+    """What slurmctld runs with. values: by name as in slurm.conf, "" where unset. version: (25, 5, 9)."""
+
+    cluster: str
+    version: tuple[int, ...]
+    values: dict[str, str]
+
+
+class Switch(Record, frozen=True, kw_only=True, tag="pit.switch/1"):
+    """One switch of a tree: level 0 is a leaf; node_list: every node below it; switches: folded, "" at a leaf."""
+
+    switch: str
+    level: int
+    node_list: str
+    switches: str = ""
+
+
+class Block(Record, frozen=True, kw_only=True, tag="pit.block/1"):
+    """One block. is_aggregated: made of the blocks that its folded name lists. size: nodes a block has, when whole."""
+
+    block: str
+    index: int
+    node_list: str
+    size: int
+    is_aggregated: bool = False
+
+
+class StartEstimate(Record, frozen=True, kw_only=True, tag="pit.estimate/1"):
+    """When and where Slurm, at this moment, would start a job. preempts: the jobs that it would stop for it."""
+
+    start: str
+    cpus: int
+    node_list: str
+    partition: str
+    cluster: str = ""
+    preempts: tuple[str, ...] = ()
+
+
+class Submitted(Record, frozen=True, kw_only=True, tag="pit.submitted/1"):
+    """A job that slurmctld took. cluster: "" unless Slurm named it."""
+
+    job_id: str
+    cluster: str = ""

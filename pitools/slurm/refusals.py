@@ -1,0 +1,88 @@
+"""What a Slurm command's failure means: its exit code and its words on stderr → one of our errors."""
+
+from __future__ import annotations
+
+import re
+
+from pitools.core import proc
+from pitools.core.errors import ClusterError, PitError, ToolMissing, TryLater, Unreachable
+
+# ssh keeps 255 for its own failures; the remote wrapper in reach.py keeps Slurm's commands from using it.
+SSH_FAILED = 255
+NOT_FOUND = 127
+
+
+class Unanswered(Unreachable):
+    """A request that changes something was sent and no answer came: it may have been carried out."""
+
+
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Unexpected message received|Connection refused|onnection timed out"
+    r"|Socket timed out|[Cc]ommunication connection failure|standby mode|talking to the database|PersistInit"
+    r"|persist\w* conn|Zero Bytes|Transport endpoint|No route to host|Unable to establish controller"
+)
+_TRY_LATER = re.compile(r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again in a bit|Slurm is busy")
+_NEVER_SENT = re.compile(
+    r"connect failure|Connection refused|standby mode|No route to host|Could not resolve|Permission denied"
+    r"|Host key verification failed|connect to host|Unable to establish controller"
+)
+_GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)
+_PREFIX = re.compile(
+    r"^(?:slurm_\w+(?: error)?: |\w+: (?:error|fatal): |allocation failure: |Batch job submission failed: )+"
+)
+
+_HINTS = [
+    (r"[Ii]nvalid account", "list your accounts: sacctmgr show assoc user=$USER format=account,partition,qos"),
+    (r"[Qq]os specification", "list the QOS of your associations: sacctmgr show assoc user=$USER format=account,qos"),
+    (r"node configuration is not available", "no node fits: ask for fewer GPUs, CPUs or nodes, or another partition"),
+    (r"partition", "list the partitions you may use: sinfo -s"),
+    (r"time limit", "ask for less time: `sinfo -o '%P %l'` lists the limit of each partition"),
+    (r"policy", "you are at a limit of your account or QOS: end a job, ask for less, or use another QOS"),
+    (r"generic resource|gres", "see which GPUs there are: sinfo -o '%P %G'"),
+    (r"[Pp]ermission denied|Access/permission", "only the job's owner or an operator may do this"),
+    (r"configuration source|configuration file|cannot stat", "set SLURM_CONF, or run where Slurm is configured"),
+    (r"accounting.storage", "this cluster keeps no accounting; do without accounts, QOS and sacct"),
+    (r"batch script", "the script must begin with a line such as #!/bin/bash"),
+    (r"Unable to open file", "the path must exist on the cluster's side"),
+    (r"option|argument", "this Slurm's own list of options: sbatch --help"),
+]
+
+
+def is_refused(done: proc.Completed) -> bool:
+    """Whether a command failed; some of scontrol's exit with 0 though the controller did not answer."""
+    return done.code != 0 or (not done.stdout and bool(_UNREACHABLE.search(done.stderr)))
+
+
+def refusal(command: str, host: str, code: int, stderr: str) -> PitError:
+    """The error that a failed command stands for. host: "" for this machine."""
+    said = sentence(stderr)
+    where = f"{command} on {host}" if host else command
+    if host and code == SSH_FAILED:
+        hint = f"try: ssh -o BatchMode=yes {host} true"
+        return Unreachable(f'ssh to "{host}" failed: {said or "no reason given"}', where=where, hint=hint)
+    if host and code == NOT_FOUND:
+        hint = "put its folder on the PATH of that host's non-interactive shells"
+        return ToolMissing(f'"{command}" is not on the PATH of {host}', where=where, hint=hint)
+    if _UNREACHABLE.search(stderr):
+        return Unreachable(said, where=where, hint="wait for the controller or the database to come back, or try later")
+    if _TRY_LATER.search(stderr):
+        return TryLater(said, where=where, hint="run the same command again later")
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, said)), "")
+    return ClusterError(said or f"exit code {code} and no reason given", where=where, hint=hint)
+
+
+def sentence(stderr: str) -> str:
+    """What the lines of stderr say, each once, without the names of the programs and functions that said it."""
+    said = [_PREFIX.sub("", line.strip()) for line in stderr.split("\n")]
+    return "; ".join(dict.fromkeys(line for line in said[-8:] if line))
+
+
+def was_never_sent(error: PitError) -> bool:
+    """Whether it is certain that the request did not reach slurmctld."""
+    return bool(_NEVER_SENT.search(error.what))
+
+
+def means_gone(stderr: str) -> bool:
+    """Whether every line only says that a job is not there, or not there any more."""
+    lines = [line for line in stderr.split("\n") if line.strip()]
+    return bool(lines) and all(_GONE.search(line) for line in lines)

@@ -1,0 +1,129 @@
+"""The vocabulary of states: what Slurm's words mean, however it shortened them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+UNKNOWN = "UNKNOWN"
+
+_COMPACT = {
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "DL": "DEADLINE",
+    "F": "FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RD": "RESV_DEL_HOLD",
+    "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "S": "SUSPENDED",
+    "SE": "SPECIAL_EXIT",
+    "SI": "SIGNALING",
+    "SO": "STAGE_OUT",
+    "ST": "STOPPED",
+    "TO": "TIMEOUT",
+}
+_JOB_STATES = frozenset(_COMPACT.values())
+
+# A state that a later Slurm adds is in neither set: it is not finished until Slurm says one of these.
+_FINISHED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+
+# The mark that sinfo puts behind a node's state, as the flag that scontrol spells out.
+_MARKS = {
+    "*": "not_responding",
+    "~": "powered_down",
+    "#": "powering_up",
+    "!": "power_down",
+    "%": "powering_down",
+    "$": "maintenance",
+    "@": "reboot_requested",
+    "^": "reboot_issued",
+    "-": "planned",
+    "+": "completing",
+}
+# sinfo's one word for a flag, where the base state is left to the CPU counts.
+_WORDS = {
+    "blocked": "blocked",
+    "completing": "completing",
+    "drained": "drain",
+    "draining": "drain",
+    "fail": "fail",
+    "failing": "fail",
+    "inval": "invalid_reg",
+    "maint": "maintenance",
+    "planned": "planned",
+    "power_down": "power_down",
+    "powered_down": "powered_down",
+    "powering_down": "powering_down",
+    "powering_up": "powering_up",
+    "reboot": "reboot_requested",
+    "reboot_issued": "reboot_issued",
+    "reserved": "reserved",
+}
+_BLOCKING = frozenset(
+    {
+        "drain", "fail", "invalid_reg", "maintenance", "not_responding", "power_down", "powering_down",
+        "reboot_issued", "reboot_requested",
+    }
+)  # fmt: skip
+
+
+def job_state(text: str) -> str:
+    """One whole upper-case word: `CANCELLED by 7` is CANCELLED, `OUT_OF_ME+` is OUT_OF_MEMORY, `PD` is PENDING.
+
+    A word that is not known, or that could be cut from several, is kept as it came; nothing at all is UNKNOWN.
+    """
+    word = text.split(" ", 1)[0].strip().upper()
+    if word.endswith("+"):
+        whole = [state for state in _JOB_STATES if state.startswith(word[:-1])]
+        return whole[0] if len(whole) == 1 else word
+    return _COMPACT.get(word, word) or UNKNOWN
+
+
+def is_finished(state: str) -> bool:
+    """Whether a job in this state will not run again of itself; False for UNKNOWN and for states we do not know."""
+    return job_state(state) in _FINISHED
+
+
+def joint(states: Iterable[str]) -> str:
+    """The one state of a job made of several: the first unfinished, else the first that is not COMPLETED."""
+    seen = list(states)
+    unfinished = [state for state in seen if not is_finished(state)]
+    bad = [state for state in seen if state != "COMPLETED"]
+    return (unfinished or bad or seen or [UNKNOWN])[0]
+
+
+def node_state(text: str, cpus: int = 0, cpus_allocated: int = 0) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags of `IDLE+DRAIN`, `DOWN*+DRAIN` (scontrol) or `drained*`, `mixed-` (sinfo), in lower case.
+
+    The CPU counts tell the base state where sinfo's one word hides it; a node that sinfo calls `drained` may be
+    down as well, which only scontrol shows. Words that we do not know are kept.
+    """
+    base, *flags = [part for part in text.lower().rstrip("+").split("+") if part] or ["unknown"]
+    if text.endswith("+"):
+        flags.append(_MARKS["+"])
+    word = base.rstrip("*~#!%$@^-")
+    flags = [*(_MARKS[mark] for mark in base[len(word) :]), *flags]
+    if word in _WORDS:
+        flags.insert(0, _WORDS[word])
+        word = "idle" if not cpus_allocated else "mixed" if cpus_allocated < cpus else "allocated"
+    return word or "unknown", tuple(dict.fromkeys(flags))
+
+
+def takes_jobs(state: str, flags: Iterable[str]) -> bool:
+    """Whether a node of this base state and these flags could start a job, now or once its present ones end."""
+    return state in {"idle", "mixed", "allocated"} and _BLOCKING.isdisjoint(flags)

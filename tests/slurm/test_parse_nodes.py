@@ -1,0 +1,184 @@
+"""Nodes and partitions from recorded answers, and from what later versions and hostile hands may print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core.errors import ClusterError
+from pitools.slurm import parse_nodes
+from pitools.slurm.answer import plain
+from pitools.slurm.parse_nodes import NODE_FORMAT
+from pitools.slurm.records import Node, Partition
+
+Recorded = Callable[[str], str]
+SINFO_FIELDS = (
+    "node", "state", "compact", "partition", "gres", "cpus", "memory_mib", "free_memory_mib", "features", "weight",
+    "reason", "load", "cpu_states",
+)  # fmt: skip
+WHEN = {"22.05": "01:22:46", "23.11": "01:23:59", "25.05": "01:26:20"}
+LINE = (
+    "NodeName=n1 CPUAlloc=0 CPUTot=4 ActiveFeatures=(null) Gres=gpu:h100:8 NodeAddr=10.0.0.1 NodeHostName=n1"
+    " OS=Linux 6.1 #1 SMP  RealMemory=1000 FreeMem=N/A State=IDLE+DRAIN Weight=3 Partitions=a,b"
+)
+
+
+def test_recorded_nodes(recorded: Recorded, version: str) -> None:
+    """All 12 nodes of each version, the drained one exactly."""
+    nodes = {node.node: node for node in parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)}
+    assert list(nodes) == ["a01", "a02", "a03", "a04", "h01", "h02", "h03", "h04", "h05", "h06", "h07", "h08"]
+    free = nodes["h08"].free_memory_mib
+    assert free
+    assert nodes["h08"] == Node(
+        node="h08",
+        state="idle",
+        flags=("drain",),
+        partitions=("train", "all"),
+        gres="gpu:h100:8",
+        gpu_type="h100",
+        gpus=8,
+        gpus_allocated=0,
+        cpus=16,
+        memory_mib=20000,
+        free_memory_mib=free,
+        features=("h100", "ib", "nvme"),
+        weight=10,
+        reason="NHC: gpu 3 ecc",
+        reason_user="root",
+        reason_time=f"2026-11-21T{WHEN[version]}.000Z",
+        address="127.0.0.1",
+        hostname="vm",
+    )
+    assert (nodes["h01"].state, nodes["h01"].gpus_allocated) == ("allocated", 8)
+    assert (nodes["a02"].state, nodes["a02"].gpu_type, nodes["a02"].gpus_allocated) == ("mixed", "a100", 2)
+
+
+def test_sinfo_and_scontrol_agree(recorded: Recorded) -> None:
+    """sinfo's lines, one a node and partition, give the same nodes, but for what sinfo does not print."""
+    ours = parse_nodes.sinfo_nodes(recorded("sinfo_fixed.txt"), fields=SINFO_FIELDS)
+    theirs = parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)
+    assert len(ours) == 12
+    for short, full in zip(ours, theirs, strict=True):
+        for name in ("node", "state", "flags", "gres", "gpus", "cpus", "cpus_allocated", "memory_mib",
+                     "features", "weight", "reason"):  # fmt: skip
+            assert getattr(short, name) == getattr(full, name), name
+        assert set(short.partitions) == set(full.partitions)
+
+
+def test_recorded_partitions(recorded: Recorded) -> None:
+    """The three partitions of each version, `dev` exactly."""
+    train, dev, whole = parse_nodes.partitions(recorded("partitions_o.txt"))
+    assert train.is_default
+    assert not whole.is_default
+    assert dev == Partition(
+        partition="dev",
+        state="up",
+        node_list="a[01-04]",
+        nodes=4,
+        cpus=32,
+        tres={"cpu": "32", "mem": "40000M", "node": "4", "billing": "32", "gres/gpu": "16", "gres/gpu:a100": "16"},
+        max_time_s=14400,
+        preempt_mode="REQUEUE",
+        over_subscribe="NO",
+    )
+    assert whole.node_list == "a[01-04],h[01-08]"
+
+
+def test_allowed_accounts_of_a_partition(recorded: Recorded) -> None:
+    """ALL means no restriction, names are kept."""
+    text = recorded("partitions_o.txt").replace("AllowAccounts=ALL", "AllowAccounts=lab,infra DenyQos=low", 1)
+    first = parse_nodes.partitions(text)[0]
+    assert (first.allow_accounts, first.allow_qos, first.deny_qos) == (("lab", "infra"), (), ("low",))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "user"),
+    [
+        (" Reason=x=1 State=UP Weight=9 [al@2026-11-21T01:59:42] Comment=Gres=gpu:9", "x=1 State=UP Weight=9", "al"),
+        (" Reason=[y] x [root@2026-11-21T01:59:42] Comment=Reason=no", "[y] x", "root"),
+        (" Reason=one [bob@2026-11-21T01:59:42]\n        State=ALLOCATED", "one\nState=ALLOCATED", "bob"),
+        (" Comment=c State=DOWN Reason=r [a@2026-11-21T01:59:42] Extra=e", "r", "a"),
+        (" Reason=old form without a name", "old form without a name", ""),
+        (" Extra=only Gres=gpu:1", "", ""),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_what_people_write_stays_text(said: str, reason: str, user: str) -> None:
+    """A reason or comment that looks like Slurm's keys changes nothing but itself."""
+    (node,) = parse_nodes.scontrol_nodes(LINE + said + "\n", UTC)
+    assert (node.reason, node.reason_user) == (reason, user)
+    assert (node.state, node.flags, node.gpus, node.weight) == ("idle", ("drain",), 8, 3)
+    assert node.partitions == ("a", "b")
+    assert node.free_memory_mib is None
+    assert node.gpus_allocated is None
+
+
+@given(st.text(st.characters(exclude_characters="\n[]@\r"), min_size=1).map(str.strip).filter(bool))
+def test_any_reason_comes_back(reason: str) -> None:
+    """Any one-line reason comes through scontrol's form unchanged."""
+    (node,) = parse_nodes.scontrol_nodes(f"{LINE} Reason={reason} [root@2026-11-21T01:59:42]\n", UTC)
+    assert node.reason == reason
+    assert node.node == "n1"
+
+
+@given(st.text())
+def test_any_reason_comes_back_through_sinfo(reason: str) -> None:
+    """Any reason, of several lines or with bars, comes through our sinfo format unchanged."""
+    row = {"node": "n1", "state": "idle", "partition": "p*", "reason": reason, "cpu_states": "0/4/0/4"}
+    text = "|7f3a|".join(row.get(field, "") for field in NODE_FORMAT) + "\n"
+    if text.count("|7f3a|") != len(NODE_FORMAT) - 1:
+        return
+    (node,) = parse_nodes.sinfo_nodes(text, "|7f3a|")
+    assert node.reason == plain(reason)
+    assert node.partitions == ("p",)
+
+
+def test_gpus_in_use_come_from_the_detailed_answer() -> None:
+    """GresUsed of `-d` tells the GPUs in use where the TRES do not."""
+    (node,) = parse_nodes.scontrol_nodes(LINE + " GresUsed=gpu:h100:3(IDX:0-2)\n")
+    assert node.gpus_allocated == 3
+
+
+def test_later_versions_may_add(recorded: Recorded) -> None:
+    """Keys, flags and states that a later version adds change nothing else."""
+    before = parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)
+    text = recorded("nodes_o.txt").replace(" CPUTot=", " NewKey=some words here Topology=x:y CPUTot=")
+    text = text.replace(" State=IDLE+DRAIN", " State=IDLE+DRAIN+QUARANTINE")
+    after = parse_nodes.scontrol_nodes(text, UTC)
+    assert after[:-1] == before[:-1]
+    assert after[-1].flags == ("drain", "quarantine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Segmentation fault\n",
+        LINE,
+        LINE.replace(" State=IDLE+DRAIN", "") + "\n",
+        LINE.replace("CPUTot=4", "CPUTot=four") + "\n",
+        LINE.replace("RealMemory=1000", "RealMemory=lots") + "\n",
+    ],
+    ids=["garbage", "cut", "no state", "no number", "no memory"],
+)
+def test_bad_answers_are_refused(text: str) -> None:
+    """Garbage, half an answer and missing keys are errors that show the line."""
+    with pytest.raises(ClusterError, match="cannot read the answer") as caught:
+        parse_nodes.scontrol_nodes(text)
+    assert caught.value.where.startswith("line: ")
+
+
+def test_a_partition_without_a_needed_key_is_refused(recorded: Recorded) -> None:
+    """A partition that lacks its nodes is an error that names the key."""
+    with pytest.raises(ClusterError, match="it has no 'Nodes'"):
+        parse_nodes.partitions(recorded("partitions_o.txt").replace(" Nodes=", " Knots="))
+
+
+@pytest.mark.parametrize("text", ["", "No nodes in the system\n"])
+def test_no_nodes(text: str) -> None:
+    """An empty cluster has no nodes."""
+    assert parse_nodes.scontrol_nodes(text) == []
+    assert parse_nodes.sinfo_nodes("") == []

@@ -1,0 +1,136 @@
+"""How commands are reached: the environment they run in, and the quoting that ssh needs.
+
+The far end of ssh is stood in for by a script that does what sshd does with the words behind the host: it gives them,
+joined by spaces, to a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pitools.core.errors import ConfigError, ToolMissing, Unreachable
+from pitools.slurm.client import Client
+from pitools.slurm.reach import READING, Reach, call
+
+FAR_END = (
+    '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\n[ "$2" = login ] || exit 255\nshift 2\nexec {shell} -c "$*"\n'
+)
+
+
+@pytest.fixture(params=["sh", "bash"])
+def far_end(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reach:
+    """A host `login` whose users have this shell."""
+    if not shutil.which(request.param):
+        pytest.skip(f"there is no {request.param} here")
+    script = tmp_path / "ssh"
+    script.write_text(FAR_END.format(shell=request.param))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Reach(host="login", timeout_s=10)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(words=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+def test_every_word_arrives_as_it_was(far_end: Reach, words: list[str]) -> None:
+    """Quotes, spaces, newlines, dollars and backquotes go through ssh unchanged."""
+    done = call(far_end, ["printf", "%s\\0", *words, "end"], env={})
+    assert done.stdout.split("\0")[:-1] == [*words, "end"]
+
+
+def test_hostile_words_run_nothing(far_end: Reach, tmp_path: Path) -> None:
+    """A word that would be a command in a shell is only a word, in arguments and in the environment."""
+    target = tmp_path / "touched"
+    word = f"';touch {target};$(touch {target})`touch {target}`\n\"&|!#\\"
+    reach = Reach(host="login", env={"ODD": word}, timeout_s=10)
+    done = call(reach, ["sh", "-c", 'printf "%s" "$1$ODD"', "sh", word], env={})
+    assert done.stdout == word + word
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("host", ["", "login"])
+def test_slurm_variables_stay_behind(
+    far_end: Reach, host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On both sides commands run without the caller's Slurm variables, but with SLURM_CONF and what the reach sets."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=c\n")
+    for name in (
+        "SQUEUE_FORMAT",
+        "SLURM_TIME_FORMAT",
+        "SLURM_CLUSTERS",
+        "SBATCH_PARTITION",
+        "SLURM_JOB_ID",
+        "SINFO_SORT",
+    ):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("SLURMX", "kept")
+    done = call(Reach(host=host, env={"SITE": "a b"}, timeout_s=10), ["env"], env=READING)
+    seen = dict(line.partition("=")[::2] for line in done.stdout.split("\n"))
+    assert {name for name in seen if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_"))} == {
+        "SLURM_CONF", "SLURM_BITSTR_LEN"
+    }  # fmt: skip
+    assert (seen["SLURM_CONF"], seen["SITE"], seen["SLURMX"], seen["TZ"]) == (str(conf), "a b", "kept", "UTC0")
+
+
+def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
+    """A script on stdin arrives; a command's own 255 is not taken for a failure of ssh."""
+    assert call(far_end, ["cat"], env={}, stdin="#!/bin/sh\n'é'\n").stdout == "#!/bin/sh\n'é'\n"
+    assert call(far_end, ["sh", "-c", "exit 3"], env={}).code == 3
+    assert call(far_end, ["sh", "-c", "exit 255"], env={}).code == 254
+
+
+def test_a_command_that_is_not_there(far_end: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host without Slurm is told apart from a host that does not answer, here and there."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("sh", "bash", "env", "grep"):
+        if found := shutil.which(tool):
+            (tmp_path / "bin" / tool).symlink_to(found)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{tmp_path / 'bin'}")
+    with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH of login'):
+        Client(far_end).version()
+    with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH'):
+        Client().version()
+
+
+def test_a_host_that_refuses() -> None:
+    """The real ssh to a closed port is Unreachable, and names the host."""
+    if not shutil.which("ssh"):
+        pytest.skip("there is no ssh here")
+    with pytest.raises(Unreachable, match=r'ssh to "nobody@127\.0\.0\.1" failed') as caught:
+        Client(Reach(host="nobody@127.0.0.1", timeout_s=5)).version()
+    assert caught.value.where == "sinfo on nobody@127.0.0.1"
+    assert "ssh -o BatchMode=yes" in caught.value.hint
+
+
+def test_a_host_that_never_answers(far_end: Reach) -> None:
+    """A far end that hangs is given up after the time-out, and the error names command and host."""
+    with pytest.raises(Unreachable, match="no answer within") as caught:
+        call(Reach(host="login", timeout_s=0.3), ["sleep", "20"], env={})
+    assert caught.value.where == "sleep on login"
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "host;x", "a\n", "$(x)"])
+def test_hosts_that_ssh_could_misread(host: str) -> None:
+    """An option or a command is not a host."""
+    with pytest.raises(ConfigError, match="not an ssh destination"):
+        Reach(host=host)
+
+
+def test_variables_that_env_could_misread() -> None:
+    """An option is not a variable's name."""
+    with pytest.raises(ConfigError, match="environment variable"):
+        Reach(env={"-u": "PATH"})
+
+
+def test_a_missing_slurm_conf_is_said_at_once(tmp_path: Path) -> None:
+    """Slurm would retry for a minute; we name the file instead."""
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        Client(Reach(env={"SLURM_CONF": str(tmp_path / "none")})).nodes()
+    assert caught.value.where == f"SLURM_CONF={tmp_path / 'none'}"

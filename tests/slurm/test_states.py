@@ -1,0 +1,104 @@
+"""States: shortened, unknown and compound ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.slurm import states
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "finished"),
+    [
+        ("COMPLETED", "COMPLETED", True),
+        ("CANCELLED by 1000", "CANCELLED", True),
+        ("CANCELLED+", "CANCELLED", True),
+        ("OUT_OF_ME+", "OUT_OF_MEMORY", True),
+        ("NODE_FAIL", "NODE_FAIL", True),
+        ("PR", "PREEMPTED", True),
+        ("PD", "PENDING", False),
+        ("COMPLETING", "COMPLETING", False),
+        ("REQUEUE_HOLD", "REQUEUE_HOLD", False),
+        ("SPECIAL_EXIT", "SPECIAL_EXIT", False),
+        ("COMPLET+", "COMPLET+", False),
+        ("EXPEDITING", "EXPEDITING", False),
+        ("", "UNKNOWN", False),
+    ],
+)
+def test_job_states(text: str, state: str, finished: bool) -> None:
+    """A state is one whole word, and only the known last ones are finished."""
+    assert states.job_state(text) == state
+    assert states.is_finished(text) is finished
+
+
+@given(st.text())
+def test_any_text_is_some_state(text: str) -> None:
+    """No text makes the functions fail, and reading a state twice changes nothing."""
+    state = states.job_state(text)
+    assert state
+    assert states.job_state(state) == state or " " in state
+    states.is_finished(text)
+    base, flags = states.node_state(text)
+    assert base
+    assert len(set(flags)) == len(flags)
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        (["COMPLETED", "RUNNING", "FAILED"], "RUNNING"),
+        (["COMPLETED", "FAILED", "TIMEOUT"], "FAILED"),
+        (["COMPLETED", "COMPLETED"], "COMPLETED"),
+        (["FAILED", "NEW_IN_27"], "NEW_IN_27"),
+        ([], "UNKNOWN"),
+    ],
+)
+def test_joint_state(parts: list[str], whole: str) -> None:
+    """A job of several parts is unfinished while one is, and completed only if all are."""
+    assert states.joint(parts) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "flags"),
+    [
+        ("IDLE", "idle", ()),
+        ("IDLE+DRAIN", "idle", ("drain",)),
+        ("DOWN+DRAIN+NOT_RESPONDING", "down", ("drain", "not_responding")),
+        ("DOWN*+CLOUD", "down", ("not_responding", "cloud")),
+        ("MIXED+PLANNED+SOME_NEW_FLAG", "mixed", ("planned", "some_new_flag")),
+        ("BRANDNEW", "brandnew", ()),
+        ("idle~", "idle", ("powered_down",)),
+        ("mixed-", "mixed", ("planned",)),
+        ("down$*", "down", ("maintenance", "not_responding")),
+        ("allocated+", "allocated", ("completing",)),
+        ("drained*", "idle", ("drain", "not_responding")),
+    ],
+)
+def test_node_states(text: str, state: str, flags: tuple[str, ...]) -> None:
+    """scontrol's and sinfo's spellings give the same base state and flags; unknown words stay."""
+    assert states.node_state(text) == (state, flags)
+
+
+@pytest.mark.parametrize(("allocated", "state"), [(0, "idle"), (3, "mixed"), (8, "allocated")])
+def test_a_draining_node_keeps_its_load(allocated: int, state: str) -> None:
+    """Where sinfo only says draining, the CPU counts tell the base state."""
+    assert states.node_state("draining", 8, allocated) == (state, ("drain",))
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "takes"),
+    [
+        ("idle", (), True),
+        ("allocated", ("completing",), True),
+        ("idle", ("powered_down", "cloud"), True),
+        ("idle", ("drain",), False),
+        ("mixed", ("not_responding",), False),
+        ("down", (), False),
+        ("brandnew", (), False),
+    ],
+)
+def test_which_nodes_take_jobs(state: str, flags: tuple[str, ...], takes: bool) -> None:
+    """A node takes jobs when its base state can and no flag forbids it."""
+    assert states.takes_jobs(state, flags) is takes
