@@ -1,0 +1,116 @@
+"""The umbrella `pit`: a noun, its one-line help, and an import only when it is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import import_module
+
+import click
+
+from pitools import __version__
+from pitools.core.errors import PitError, UsageError, nearest
+
+NOUNS = {
+    "dataset": "Recordings in, verified Zarr datasets out.",
+    "launch": "Run a training job on a site, as a folder you can follow.",
+    "script": "The sbatch files of a site: list, render, check.",
+    "site": "Clusters as files: list, show, check, probe.",
+    "stage": "Move datasets to a node's own NVMe, verified (also: pit-stage).",
+    "topology": "Which rank sits where on the site's switches.",
+}
+
+
+class Umbrella(click.Group):
+    """Nouns are looked up by name; an unknown noun runs `pit-<noun>` from the PATH, so anyone can add one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The nouns, without importing any."""
+        return sorted(NOUNS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help lines, without importing any noun."""
+        with formatter.section("Nouns"):
+            formatter.write_dl(sorted(NOUNS.items()))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a noun's group, or stand in for `pit-<noun>`."""
+        if cmd_name in NOUNS:
+            command: click.Command = import_module(f"pitools.commands.{cmd_name}").group
+            return command
+        path = shutil.which(f"pit-{cmd_name}")
+        return _external(cmd_name, path) if path else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but naming the nearest noun."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise UsageError(f'no noun "{args[0]}"', hint=nearest(args[0], NOUNS))
+        return super().resolve_command(ctx, args)
+
+
+def _external(name: str, path: str) -> click.Command:
+    @click.command(
+        name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+    )
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    def run_it(args: tuple[str, ...]) -> None:
+        os.execv(path, [path, *args])
+
+    return run_it
+
+
+@click.command(cls=Umbrella, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pit")
+def group() -> None:
+    """From a script and a dataset to a measured run on the right nodes of a Slurm cluster."""
+
+
+def run(command: click.Command, name: str) -> int:
+    """Run a click command; the exit code is design: an error's own class decides it (`core/errors.py`)."""
+    try:
+        code = command.main(prog_name=name, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except PitError as error:
+        report(name, error)
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(f"{name}: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`, `less`) has enough. Point stdout at nothing, or Python complains once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def report(name: str, error: PitError) -> None:
+    """What was wrong, where, and what next, on stderr."""
+    click.echo(f"{name}: error: {error.what}", err=True)
+    if error.where:
+        click.echo(f"  where: {error.where}", err=True)
+    if error.hint:
+        click.echo(f"  next:  {error.hint}", err=True)
+    elif error.retry:
+        click.echo("  next:  run the same command again later", err=True)
+
+
+def main() -> None:
+    """Entry point of `pit`."""
+    sys.exit(run(group, "pit"))
+
+
+def stage() -> None:
+    """Entry point of `pit-stage`."""
+    sys.exit(run(import_module("pitools.commands.stage").group, "pit-stage"))
+
+
+def psbatch() -> None:
+    """Entry point of `psbatch`."""
+    sys.exit(run(import_module("pitools.commands.psbatch").command, "psbatch"))

@@ -1,0 +1,33 @@
+"""`psbatch`: what people type instead of `sbatch`, for the scripts they already have."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(args: tuple[str, ...]) -> None:
+    """Run sbatch with a site's defaults added: [--site NAME] [--dry-run] SBATCH-OPTIONS… SCRIPT [ARGS…].
+
+    What the command line, the script or SBATCH_* variables already say is left as it is, and everything else is passed
+    on untouched. --dry-run prints what would be run.
+    """
+    import sys
+
+    from pitools.site import psbatch
+    from pitools.site.load import load
+
+    if not args or args[0] in ("-h", "--help"):
+        click.echo(command.get_help(click.get_current_context()))
+        return
+    site_name, dry_run, rest = psbatch.own_options(args)
+    stdin = None if sys.stdin.isatty() else sys.stdin
+    call = psbatch.prepare(load(site_name), rest, stdin)
+    if dry_run:
+        click.echo(call.shown)
+        return
+    psbatch.execute(call)

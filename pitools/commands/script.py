@@ -1,0 +1,74 @@
+"""`pit script`: the sbatch files of a site."""
+
+from __future__ import annotations
+
+from typing import IO
+
+import click
+
+from pitools.commands.options import format_option, pairs, site_option
+
+
+@click.group()
+def group() -> None:
+    """The sbatch files of a site: list, render, check."""
+
+
+@group.command("list")
+@site_option
+@format_option
+def list_(site_name: str, form: str) -> None:
+    """List the scripts a site can render."""
+    from pitools.core.output import Output
+    from pitools.site.load import load
+    from pitools.site.template import templates
+
+    with Output(form, ("script", "origin", "path")) as out:
+        for template in templates(load(site_name)):
+            out(template)
+
+
+@group.command()
+@click.argument("script")
+@click.argument("command", nargs=-1, required=True)
+@site_option
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--tasks-per-node", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--gpus-per-node", type=click.IntRange(0), help="Default: all of the partition's.")
+@click.option("--time", metavar="TIME", default="", help="2h, 30m or Slurm's form; default: the site's.")
+@click.option("--framework", type=click.Choice(["jax", "torch", "none"]), default="none", show_default=True)
+@click.option("--data", metavar="NAME=PATH", multiple=True, help="Stage this dataset; ranks find it at PIT_DATA_NAME.")
+def render(
+    script: str, command: tuple[str, ...], site_name: str, nodes: int, tasks_per_node: int,
+    gpus_per_node: int | None, time: str, framework: str, data: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Print SCRIPT as a site's sbatch file, running COMMAND on every rank: `render train … -- python train.py`."""
+    from pitools.site.load import load
+    from pitools.site.standalone import text
+
+    site = load(site_name)
+    click.echo(
+        text(site, script, command, nodes=nodes, tasks_per_node=tasks_per_node, gpus_per_node=gpus_per_node,
+             time=time, framework=framework, data=pairs(data, "--data")),
+        nl=False,
+    )  # fmt: skip
+
+
+@group.command()
+@click.argument("file", type=click.File())
+@site_option
+@format_option
+@click.pass_context
+def check(ctx: click.Context, file: IO[str], site_name: str, form: str) -> None:
+    """Judge an sbatch file (- is stdin): by `bash -n`, and by `sbatch --test-only` where the site has Slurm."""
+    from pitools.core.output import Output
+    from pitools.site.load import load
+    from pitools.site.standalone import verdicts
+
+    bad = 0
+    with Output(form, ("check", "ok", "detail")) as out:
+        for verdict in verdicts(load(site_name), file.read()):
+            bad += not verdict.ok
+            out(verdict)
+    if bad:
+        ctx.exit(1)

@@ -1,0 +1,76 @@
+"""`pit site`: clusters as files."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands.options import format_option
+
+
+@click.group()
+def group() -> None:
+    """Clusters as files: list, show, check, probe."""
+
+
+@group.command("list")
+@format_option
+def list_(form: str) -> None:
+    """List the sites this machine knows."""
+    from pitools.core.errors import PitError
+    from pitools.core.output import Output
+    from pitools.site import load, model
+
+    failed: PitError | None = None
+    with Output(form, ("site", "scheduler", "reach", "partitions", "gpus", "description")) as out:
+        for name in load.names():
+            try:
+                out(model.row(load.load(name)))
+            except PitError as error:  # one bad file must not hide the others
+                failed = error
+    if failed:
+        raise failed
+
+
+@group.command()
+@click.argument("name")
+@click.option("--origin", is_flag=True, help="Say which file or variable each value came from.")
+@format_option
+def show(name: str, origin: bool, form: str) -> None:
+    """Show every setting of a site in force."""
+    from pitools.core.output import Output
+    from pitools.site import load
+
+    with Output(form, ("key", "value", "origin") if origin else ("key", "value")) as out:
+        for setting in load.origins(name):
+            out(setting)
+
+
+@group.command()
+@click.argument("names", nargs=-1)
+@click.option("--live", is_flag=True, help="Compare with the running cluster too.")
+@format_option
+@click.pass_context
+def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> None:
+    """Judge site files; exit 1 when one has a finding."""
+    from pitools.core.output import Output
+    from pitools.site import judge, load
+
+    findings = 0
+    with Output(form, ("site", "key", "problem", "hint")) as out:
+        for name in names or load.names():
+            for finding in judge.findings(name, live=live):
+                findings += 1
+                out(finding)
+    if findings:
+        ctx.exit(1)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--host", metavar="HOST", default="", help="Reach the cluster through ssh to this host.")
+@click.option("--conf", metavar="FILE", default="", help="SLURM_CONF of the cluster, if not the host's own.")
+def probe(name: str, host: str, conf: str) -> None:
+    """Print a site file for the cluster that is reached here, filled in from Slurm's own answers."""
+    from pitools.site import probe
+
+    click.echo(probe.site_file(name, host=host, conf=conf), nl=False)

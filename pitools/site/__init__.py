@@ -1,0 +1,1 @@
+"""Tier 1: what a site file says."""

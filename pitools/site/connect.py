@@ -1,0 +1,15 @@
+"""A site's Slurm, reached the way its file says."""
+
+from __future__ import annotations
+
+from pitools.core.errors import UsageError
+from pitools.site.model import Site
+from pitools.slurm.client import Client, Reach
+
+
+def client(site: Site) -> Client:
+    """The client of a site's Slurm. Raises UsageError for a site that has none."""
+    if site.scheduler != "slurm":
+        raise UsageError(f'site "{site.name}" has no Slurm', hint="choose another with --site; see: pit site list")
+    environment = {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
+    return Client(Reach(host=site.reach.host, env=environment, timeout_s=site.reach.timeout_s))

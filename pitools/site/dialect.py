@@ -1,0 +1,124 @@
+"""What a job asks for, in a site's own spelling: the one place that writes sbatch flags.
+
+The template, the submitit executor and `psbatch` all get their flags here, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+from pitools.core import units
+from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.site.model import Partition, Site
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources and limits of one job, before any site's spelling. "", 0 and None mean: not asked for."""
+
+    name: str
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    gpus_per_node: int = 0
+    memory: str = ""
+    time_s: int = 3600
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    nodelist: str = ""
+    exclude: str = ""
+    segment: int = 0
+    array: str = ""
+    output: str = ""
+    comment: str = ""
+    signal: str = "USR2@90"
+    requeue: bool | None = True
+
+
+def flags(site: Site, job: Job) -> tuple[str, ...]:
+    """The job's sbatch flags, `--name=value` each, in a fixed order. Raises UsageError for a value with a newline."""
+    dialect = site.dialect
+    pairs: list[tuple[str, object, bool]] = [
+        ("job-name", job.name, True),
+        ("partition", job.partition, True),
+        ("account", job.account, dialect.account),
+        ("qos", job.qos, dialect.qos),
+        ("nodes", job.nodes, True),
+        ("ntasks-per-node", job.tasks_per_node, True),
+        ("cpus-per-task", job.cpus_per_task, True),
+        *_gpus(site, job),
+        ("mem", "0" if dialect.memory == "all" else job.memory, dialect.memory != "none"),
+        ("time", units.slurm_time(job.time_s), True),
+        ("constraint", job.constraint, True),
+        ("nodelist", job.nodelist, True),
+        ("exclude", job.exclude, True),
+        ("segment", job.segment, dialect.segment),
+        ("array", job.array, True),
+        ("signal", job.signal, dialect.signal),
+        ("output", job.output, True),
+        ("open-mode", "append" if job.output else "", True),
+        ("comment", job.comment, True),
+    ]
+    written = [f"--{name}={value}" for name, value, emitted in pairs if emitted and value not in ("", 0)]
+    if dialect.exclusive:
+        written.append("--exclusive")
+    if dialect.requeue and job.requeue is not None:
+        written.append("--requeue" if job.requeue else "--no-requeue")
+    return tuple(printable(flag, flag.split("=")[0]) for flag in (*written, *dialect.extra))
+
+
+def _gpus(site: Site, job: Job) -> list[tuple[str, object, bool]]:
+    if not job.gpus_per_node:
+        return []
+    kind = site.partitions[job.partition].gpu if job.partition in site.partitions else ""
+    count = f"{kind}:{job.gpus_per_node}" if site.dialect.gpu_type and kind else str(job.gpus_per_node)
+    if site.dialect.gpus == "gres":
+        return [("gres", f"gpu:{count}", True)]
+    return [("gpus-per-node", count, site.dialect.gpus == "gpus-per-node")]
+
+
+def printable(text: str, what: str) -> str:
+    """The text, if it is one printable line. Raises UsageError: a newline in a script would be a new command."""
+    if not text.isprintable():
+        raise UsageError(f"{what}: {text!r} holds a newline, NUL or other control character", hint="remove it")
+    return text
+
+
+def variable(name: str) -> str:
+    """A variable's name, if a script may hold its value. Raises UsageError for one that is no name, or a secret's."""
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(f"{name!r} is not a variable name", hint="letters, digits and _")
+    if _SECRET.search(name):
+        what = f"{name} looks like a secret, and scripts, plans and accounting databases are read by many"
+        raise UsageError(what, hint=f"export {name} in your shell: Slurm passes your environment on to the job")
+    return name
+
+
+def directive(flag: str) -> str:
+    """A flag as a line of an sbatch script, quoted the way sbatch reads it."""
+    name, equals, value = flag.partition("=")
+    return f"#SBATCH {name}{equals}{shlex.quote(value) if value else ''}"
+
+
+def partition(site: Site, name: str, where: str) -> Partition:
+    """The partition of this name. Raises ConfigError naming the nearest."""
+    if name not in site.partitions:
+        hint = nearest(name, site.partitions)
+        raise ConfigError(f'site "{site.name}" has no partition "{name}"', where=where, hint=hint)
+    return site.partitions[name]
+
+
+def qos(site: Site, tier: str, where: str) -> str:
+    """The site's QOS for a tier; "" where the site has no tiers. Raises ConfigError naming the nearest."""
+    if not site.tiers:
+        return ""
+    if tier not in site.tiers:
+        raise ConfigError(f'site "{site.name}" has no tier "{tier}"', where=where, hint=nearest(tier, site.tiers))
+    return site.tiers[tier]

@@ -1,0 +1,85 @@
+"""Judging a site file: what loads may still not work. One finding each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pitools.core import proc
+from pitools.core.errors import PitError, nearest
+from pitools.core.record import Record
+from pitools.site.connect import client
+from pitools.site.load import load
+from pitools.site.model import Site
+from pitools.site.standalone import text
+from pitools.site.template import templates
+
+
+class Finding(Record, frozen=True, kw_only=True, tag="pit.site-finding/1"):
+    """One thing that is wrong with a site file. key: where in the file, as far as it is known."""
+
+    site: str
+    key: str
+    problem: str
+    hint: str = ""
+
+
+def findings(name: str, *, live: bool = False) -> Iterator[Finding]:
+    """What is wrong with the site of this name; with `live`, also where it differs from the running cluster.
+
+    Raises UsageError for an unknown site, Unreachable for a cluster that does not answer.
+    """
+    site = load(name)
+    yield from _paths(site)
+    yield from _scripts(site)
+    if live and site.scheduler == "slurm":
+        yield from _live(site)
+
+
+def _paths(site: Site) -> Iterator[Finding]:
+    if not site.paths.nvme:
+        hint = 'nvme = "/scratch/{user}"'
+        yield Finding(site=site.name, key="paths.nvme", problem="not set: datasets cannot be staged", hint=hint)
+    if site.scheduler == "slurm" and not site.partitions:
+        yield Finding(site=site.name, key="partitions", problem="none", hint=f"pit site probe {site.name}")
+    if site.slurm.conf and site.reach.kind == "local" and not Path(site.slurm.conf).is_file():
+        yield Finding(site=site.name, key="slurm.conf", problem=f"no such file: {site.slurm.conf}")
+
+
+def _scripts(site: Site) -> Iterator[Finding]:
+    for template in templates(site):
+        try:
+            rendered = text(
+                site, template.script, ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="",
+                framework="none", data={},
+            )  # fmt: skip
+        except PitError as error:
+            yield Finding(site=site.name, key=f"templates.{template.script}", problem=error.what, hint=error.hint)
+            continue
+        done = proc.run(["bash", "-n"], timeout_s=20, stdin=rendered)
+        if done.code:
+            yield Finding(site=site.name, key=f"templates.{template.script}", problem=done.stderr.strip())
+
+
+def _live(site: Site) -> Iterator[Finding]:
+    slurm = client(site)
+    partitions = {partition.partition: partition for partition in slurm.partitions()}
+    for name, said in site.partitions.items():
+        if name not in partitions:
+            hint = nearest(name, partitions)
+            yield Finding(
+                site=site.name, key=f"partitions.{name}", problem="the cluster has none of that name", hint=hint
+            )
+        elif said.nodes and said.nodes != partitions[name].nodes:
+            problem = f"nodes = {said.nodes}, but the cluster has {partitions[name].nodes}"
+            yield Finding(site=site.name, key=f"partitions.{name}.nodes", problem=problem)
+    qos = {row.qos for row in slurm.qos()}
+    for tier, name in site.tiers.items():
+        if qos and name not in qos:
+            hint = nearest(name, qos)
+            yield Finding(site=site.name, key=f"tiers.{tier}", problem=f'the cluster has no QOS "{name}"', hint=hint)
+    accounts = {row.account for row in slurm.associations()}
+    for account in site.accounts:
+        if accounts and account not in accounts:
+            hint = nearest(account, accounts)
+            yield Finding(site=site.name, key="accounts", problem=f'you have no account "{account}"', hint=hint)

@@ -1,0 +1,146 @@
+"""Finding and merging site files: shipped → /etc → yours → PIT_SITE_PATH → PIT_* variables; the last one wins.
+
+A later file of the same name may hold only the keys it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import pitools
+from pitools.core import toml
+from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.site.model import Setting, Site
+
+# Variables that stand in for one key each. Flags come later still: they change the request, not the site.
+VARIABLES = {
+    "PIT_ACCOUNT": "defaults.account",
+    "PIT_PARTITION": "defaults.partition",
+    "PIT_TIER": "defaults.tier",
+    "PIT_RUNS": "paths.runs",
+}
+
+
+def shipped(folder: str) -> Path:
+    """`site_configs` or `sbatch_templates`: beside the package in a checkout, under `share/` when installed."""
+    checkout = Path(pitools.__file__).parent.parent / folder
+    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "pitools" / folder
+
+
+def layers() -> list[Path]:
+    """Folders that may hold site files, weakest first."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    extra = os.environ.get("PIT_SITE_PATH", "")
+    return [
+        shipped("site_configs"),
+        Path("/etc/pitools/sites"),
+        Path(config) / "pitools" / "sites",
+        *(Path(part) for part in extra.split(os.pathsep) if part),
+    ]
+
+
+def names() -> list[str]:
+    """Every site that some layer has a file for."""
+    found: set[str] = set()
+    for folder in layers():
+        if folder.is_dir():
+            found.update(path.stem for path in folder.glob("*.toml"))
+    return sorted(found)
+
+
+def load(name: str) -> Site:
+    """The site of this name, its layers merged and checked. Raises UsageError or ConfigError."""
+    return _load(name)[0]
+
+
+def origins(name: str) -> list[Setting]:
+    """Every key of the site in force, with where its value came from."""
+    site, came_from = _load(name)
+    values = msgspec.to_builtins(site)
+    return [
+        Setting(key=key, value=json.dumps(value, ensure_ascii=False), origin=_origin(key, came_from))
+        for key, value in _leaves(values, "")
+    ]
+
+
+def files(name: str) -> list[Path]:
+    """The files of a site, weakest first. Raises UsageError when there is none."""
+    # A name becomes a path: it must be one plain component.
+    found = [path for folder in layers() if (path := folder / f"{name}.toml").is_file()] if _is_plain(name) else []
+    if not found:
+        hint = nearest(name, names()) or "write one: see site_configs/README.md"
+        raise UsageError(f'no site "{name}"', where="--site or PIT_SITE", hint=hint)
+    return found
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and name == Path(name).name and name not in {".", ".."} and name.isprintable()
+
+
+def _load(name: str) -> tuple[Site, dict[str, str]]:
+    merged: dict[str, Any] = {}
+    came_from: dict[str, str] = {}
+    for path in files(name):
+        tables = toml.read(path)
+        # Checked one by one, so that an error names the file it stands in.
+        toml.convert({"name": name, **tables}, Site, str(path))
+        _merge(merged, tables, came_from, str(path), "")
+    for variable, key in VARIABLES.items():
+        if value := os.environ.get(variable):
+            section, field = key.split(".")
+            _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
+    where = " + ".join(str(path) for path in files(name))
+    site = toml.convert(merged, Site, where)
+    _check(site, name, where)
+    return site, came_from
+
+
+def _merge(into: dict[str, Any], tables: Mapping[str, Any], came_from: dict[str, str], origin: str, at: str) -> None:
+    for key, value in tables.items():
+        path = f"{at}.{key}" if at else key
+        if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
+            _merge(into.setdefault(key, {}), value, came_from, origin, path)
+        else:
+            into[key] = value
+            came_from[path] = origin
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}.{key}" if at else key)
+    else:
+        yield at, value
+
+
+def _origin(key: str, came_from: Mapping[str, str]) -> str:
+    return came_from.get(key, "default")
+
+
+def _check(site: Site, name: str, where: str) -> None:
+    """What types alone cannot say. Raises ConfigError naming the key."""
+    if site.name != name:
+        raise ConfigError(f'name = "{site.name}" differs from the file\'s name', where=where, hint=f'name = "{name}"')
+    known = site.partitions
+    if site.defaults.partition and site.defaults.partition not in known:
+        hint = nearest(site.defaults.partition, known)
+        raise ConfigError(f'defaults.partition = "{site.defaults.partition}" is no partition', where=where, hint=hint)
+    if site.tiers and site.defaults.tier not in site.tiers:
+        hint = nearest(site.defaults.tier, site.tiers)
+        raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
+    if site.reach.kind == "ssh" and (not site.reach.host or site.reach.host.startswith("-")):
+        raise ConfigError(f'reach.host = "{site.reach.host}" is no host', where=where, hint='host = "login.example"')
+    first, last = site.network.ports
+    if not 1024 <= first <= last - 64 <= 65535:
+        raise ConfigError(f"network.ports = [{first}, {last}] is too small a range", where=where, hint="64 or more")
+    for key, value in _leaves(msgspec.to_builtins(site), ""):
+        texts = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(text, str) and not text.isprintable() for text in [key, *texts]):
+            raise ConfigError(f'key "{key}" holds a control character', where=where, hint="values become script text")

@@ -1,0 +1,173 @@
+"""What a site file says. Every key, its unit and its default; `site_configs/README.md` is the same for readers.
+
+A site is data: a misspelt key is an error, and nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pitools.core.record import Record
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of a site file."""
+
+
+class Reach(Section, frozen=True, kw_only=True):
+    """How commands get to the site: on this host, or through `ssh host`."""
+
+    kind: Literal["local", "ssh"] = "local"
+    host: str = ""
+    timeout_s: float = 20.0
+
+
+class Slurm(Section, frozen=True, kw_only=True):
+    """The site's Slurm. conf: value of SLURM_CONF for its commands, when it is not the host's default."""
+
+    conf: str = ""
+    version: str = ""
+
+
+class Dialect(Section, frozen=True, kw_only=True):
+    """Which spelling of each sbatch flag the site accepts.
+
+    gpus: how GPUs are asked for; `none` emits nothing. gpu_type: put the type in (`gpu:h100:8`).
+    account, qos, memory, exclusive, signal, requeue: whether the flag is emitted at all. `memory="all"` asks for all
+    memory of the node (`--mem=0`). segment: `--segment` of block topologies. extra: flags added as they stand.
+    """
+
+    gpus: Literal["gres", "gpus-per-node", "none"] = "gres"
+    gpu_type: bool = False
+    account: bool = True
+    qos: bool = True
+    memory: Literal["ask", "all", "none"] = "ask"
+    exclusive: bool = False
+    signal: bool = True
+    requeue: bool = True
+    segment: bool = False
+    extra: tuple[str, ...] = ()
+
+
+class Partition(Section, frozen=True, kw_only=True):
+    """One partition. Prices are in the site's currency per node and hour; max_time as in sbatch, "" is no limit."""
+
+    nodes: int = 0
+    gpu: str = ""
+    gpus_per_node: int = 0
+    gpu_memory_gib: int = 0
+    cpus_per_node: int = 0
+    memory_gib: int = 0
+    max_time: str = ""
+    price_per_node_hour: float = 0.0
+    accelerator: Literal["none", "gpu", "tpu"] = "none"
+
+
+class Defaults(Section, frozen=True, kw_only=True):
+    """What is used when a request does not say."""
+
+    partition: str = ""
+    account: str = ""
+    time: str = "1h"
+    tier: str = "normal"
+
+
+class Paths(Section, frozen=True, kw_only=True):
+    """Folders. `{node}`, `{user}` and `{job}` are filled in on the node.
+
+    runs: run folders, on storage that the login and compute nodes share. data: datasets, likewise.
+    nvme: where pit-stage puts datasets on each node. python: an interpreter that has pitools, as the nodes see it.
+    """
+
+    runs: str = "runs"
+    data: str = ""
+    nvme: str = ""
+    python: str = ""
+
+
+class Network(Section, frozen=True, kw_only=True):
+    """How ranks meet. ports: first and last coordinator port, below the ephemeral range and open between nodes.
+
+    host_suffix: appended to rank 0's node address where the fast network has names of its own (`n01` → `n01i`).
+    env: variables of every rank, such as NCCL_SOCKET_IFNAME.
+    """
+
+    ports: tuple[int, int] = (20000, 31999)
+    host_suffix: str = ""
+    env: dict[str, str] = {}
+
+
+class Topology(Section, frozen=True, kw_only=True):
+    """The fabric, as Slurm's plugin has it. block_nodes: nodes of one block (an NVLink domain)."""
+
+    plugin: Literal["none", "tree", "block", "torus"] = "none"
+    block_nodes: int = 0
+
+
+class Container(Section, frozen=True, kw_only=True):
+    """What ranks run in. Staging and rank order always run on the host."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = "none"
+    image: str = ""
+    mounts: tuple[str, ...] = ()
+
+
+class Site(Section, frozen=True, kw_only=True):
+    """One site file, all layers merged.
+
+    accounts: names you may charge. tiers: a request's tier → the site's QOS. modules: `module load` lines.
+    environment: variables of the whole job, never secrets. templates: script name → file, beside the shipped ones.
+    """
+
+    name: str
+    description: str = ""
+    scheduler: Literal["slurm", "none"] = "slurm"
+    currency: str = "USD"
+    accounts: tuple[str, ...] = ()
+    tiers: dict[str, str] = {}
+    modules: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    templates: dict[str, str] = {}
+    partitions: dict[str, Partition] = {}
+    reach: Reach = Reach()
+    slurm: Slurm = Slurm()
+    dialect: Dialect = Dialect()
+    defaults: Defaults = Defaults()
+    paths: Paths = Paths()
+    network: Network = Network()
+    topology: Topology = Topology()
+    container: Container = Container()
+
+
+class SiteRow(Record, frozen=True, kw_only=True, tag="pit.site/1"):
+    """A line of `pit site list`."""
+
+    site: str
+    scheduler: str
+    reach: str
+    partitions: tuple[str, ...]
+    gpus: tuple[str, ...]
+    description: str
+
+
+class Setting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
+    """One key of a site, its value as TOML, and the file, variable or `default` it came from."""
+
+    key: str
+    value: str
+    origin: str
+
+
+def row(site: Site) -> SiteRow:
+    """A site as one line."""
+    gpus = {f"{part.gpu}:{part.gpus_per_node}" for part in site.partitions.values() if part.gpus_per_node}
+    return SiteRow(
+        site=site.name,
+        scheduler=site.scheduler,
+        reach=f"ssh {site.reach.host}" if site.reach.kind == "ssh" else "local",
+        partitions=tuple(site.partitions),
+        gpus=tuple(sorted(gpus)),
+        description=site.description,
+    )

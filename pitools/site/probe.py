@@ -1,0 +1,106 @@
+"""A site file for a cluster that exists, from what its own Slurm says."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Iterable, Sequence
+
+from pitools.core import units
+from pitools.core.errors import PitError, UsageError
+from pitools.slurm.client import Client, Reach
+from pitools.slurm.records import Association, Config, Node, Partition, Qos
+
+
+def site_file(name: str, *, host: str, conf: str) -> str:
+    """TOML text of a site: facts filled in, and ?? where a person must say more. Raises what the client raises."""
+    if not name.replace("-", "_").isidentifier():
+        raise UsageError(f'"{name}" is not a name for a site', hint="letters, digits, - and _")
+    slurm = Client(Reach(host=host, env={"SLURM_CONF": conf} if conf else {}))
+    config, partitions = slurm.config(), slurm.partitions()
+    qos: list[Qos] = []
+    mine: list[Association] = []
+    missing = ""
+    try:
+        qos, mine = slurm.qos(), [row for row in slurm.associations(getpass.getuser()) if row.user]
+    except PitError as error:  # many sites run without accounting; the rest of the file is as good
+        missing = error.what
+    lines = [
+        *_head(name, config, sorted({row.account for row in mine})),
+        *_reach(host, conf, config),
+        *_paths(config),
+        *_tiers(qos, missing),
+        *_defaults(mine, qos, partitions),
+        *_fabric(config),
+        *_partitions(partitions, slurm.nodes()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
+    lines = [f"# Filled in by `pit site probe {name}`; what only a person knows is marked with ??."]
+    lines += [f"name = {_q(name)}", f"description = {_q(f'Slurm cluster {config.cluster}')}"]
+    return [*lines, f"accounts = [{', '.join(map(_q, accounts))}]"] if accounts else lines
+
+
+def _reach(host: str, conf: str, config: Config) -> list[str]:
+    lines = ["", "[reach]", 'kind = "ssh"', f"host = {_q(host)}"] if host else []
+    lines += ["", "[slurm]", f"version = {_q('.'.join(f'{part:02d}' for part in config.version[:2]))}"]
+    return [*lines, f"conf = {_q(conf)}"] if conf else lines
+
+
+def _paths(config: Config) -> list[str]:
+    lines = ["", "[paths]", "# ?? storage that login and compute nodes share", 'runs = "runs"']
+    lines += ["# ?? each node's own disk; {node}, {user} and {job} are filled in", 'nvme = "/tmp/pitools-{user}/nvme"']
+    if "job_env" in config.values.get("AccountingStoreFlags", ""):
+        lines.append("# This cluster stores the environment of every job in its database: keep secrets out of it.")
+    return lines
+
+
+def _tiers(qos: Iterable[Qos], missing: str) -> list[str]:
+    if missing:
+        return ["", f"# No accounting: {missing}", "[dialect]", "account = false", "qos = false"]
+    tiers = [f"{_key(row.qos)} = {_q(row.qos)}" for row in sorted(qos, key=lambda row: row.priority)]
+    return ["", "# ?? from the lowest priority to the highest: name your tiers", "[tiers]", *tiers]
+
+
+def _defaults(mine: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]) -> list[str]:
+    lines = ["", "[defaults]"]
+    lines += [f"partition = {_q(part.partition)}" for part in partitions if part.is_default]
+    lines += [f"account = {_q(row.account)}" for row in mine[:1]]
+    names = {row.qos for row in qos}
+    tier = next((row.default_qos for row in mine if row.default_qos in names), "")
+    if names:
+        lines.append(f"tier = {_q(tier or ('normal' if 'normal' in names else min(names)))}")
+    return lines
+
+
+def _fabric(config: Config) -> list[str]:
+    plugin = config.values.get("TopologyPlugin", "").removeprefix("topology/")
+    known = {"tree": "tree", "block": "block", "3d_torus": "torus"}.get(plugin, "none")
+    return ["", "[topology]", f"plugin = {_q(known)}"]
+
+
+def _partitions(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[str]:
+    held = list(nodes)
+    lines: list[str] = []
+    for partition in partitions:
+        members = [node for node in held if partition.partition in node.partitions]
+        lines += ["", f"[partitions.{_key(partition.partition)}]", f"nodes = {partition.nodes}"]
+        if members:
+            least = min(members, key=lambda node: (node.gpus, node.cpus))
+            if least.gpus:
+                lines += [f"gpu = {_q(least.gpu_type)}", f"gpus_per_node = {least.gpus}", 'accelerator = "gpu"']
+            lines += [f"cpus_per_node = {least.cpus}", f"memory_gib = {least.memory_mib // 1024}"]
+        if partition.max_time_s:
+            lines.append(f"max_time = {_q(units.slurm_time(partition.max_time_s))}")
+    return lines
+
+
+def _q(text: str) -> str:
+    # TOML's basic strings escape as JSON's do.
+    return json.dumps(text)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "_").isidentifier() and name.isascii() else _q(name)

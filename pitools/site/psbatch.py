@@ -1,0 +1,155 @@
+"""Adding a site's defaults to an sbatch command line that somebody else wrote.
+
+sbatch takes a setting from its command line, then SBATCH_* variables, then the script; so a default of ours, which goes
+on the command line, is added only where none of the three says anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from pitools.core import units
+from pitools.core.errors import ToolMissing, UsageError
+from pitools.site import dialect
+from pitools.site.model import Site
+
+# sbatch's options that take no value; every other one takes one, joined by "=" or as the next word.
+_BARE = {
+    "contiguous", "disable-stdout-job-summary", "exclusive", "get-user-env", "help", "hold", "ignore-pbs",
+    "no-bell", "no-kill", "no-requeue", "nice", "overcommit", "oversubscribe", "parsable", "propagate", "quiet",
+    "reboot", "requeue", "share", "spread-job", "stepmgr", "test-only", "usage", "use-min-nodes", "verbose",
+    "version", "wait",
+}  # fmt: skip
+_SHORT_BARE = set("HIksOQvVWhu")
+_SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time"}
+_VARIABLES = {
+    "partition": "SBATCH_PARTITION",
+    "account": "SBATCH_ACCOUNT",
+    "qos": "SBATCH_QOS",
+    "time": "SBATCH_TIMELIMIT",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "exclusive": "SBATCH_EXCLUSIVE",
+}
+# Any one of a group settles the others.
+_GROUPS = [{"mem", "mem-per-cpu", "mem-per-gpu"}, {"exclusive", "oversubscribe", "share"}]
+
+
+class Call(NamedTuple):
+    """An sbatch call: argv, variables to add, script text for its stdin (None: its own), and how it reads."""
+
+    argv: list[str]
+    env: dict[str, str]
+    stdin: str | None
+    shown: str
+
+
+def own_options(args: Sequence[str]) -> tuple[str, bool, list[str]]:
+    """(site, dry run, the rest): our two options, which stand before sbatch's own."""
+    rest, site, dry_run = list(args), os.environ.get("PIT_SITE", "local"), False
+    while rest and (rest[0] == "--dry-run" or rest[0].split("=")[0] == "--site"):
+        word = rest.pop(0)
+        if word == "--dry-run":
+            dry_run = True
+        elif "=" in word:
+            site = word.split("=", 1)[1]
+        elif rest:
+            site = rest.pop(0)
+        else:
+            raise UsageError("--site needs a name", hint="psbatch --site NAME script.sh")
+    return site, dry_run, rest
+
+
+def split(args: Sequence[str]) -> tuple[set[str], int]:
+    """(long names of the options given, index of the script): how sbatch itself reads its command line."""
+    given: set[str] = set()
+    at = 0
+    while at < len(args):
+        word = args[at]
+        if word == "--":
+            return given, at + 1
+        if word.startswith("--"):
+            name, joined, _ = word[2:].partition("=")
+            given.add(name)
+            at += 1 if joined or name in _BARE else 2
+        elif word.startswith("-") and len(word) > 1:
+            letters = word[1:]
+            while letters and letters[0] in _SHORT_BARE:
+                letters = letters[1:]
+            given.add(_SHORT.get(letters[:1], letters[:1]))
+            at += 2 if len(letters) == 1 else 1
+        else:
+            return given, at
+    return given, at
+
+
+def directives(script: str) -> set[str]:
+    """Long names of the options that a script's own #SBATCH lines give; they end at the first command."""
+    given: set[str] = set()
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            given |= split(shlex.split(line[len("#SBATCH") :], comments=True))[0]
+        elif line.strip() and not line.startswith("#"):
+            break
+    return given
+
+
+def defaults(site: Site, given: set[str]) -> list[str]:
+    """The flags of the site's defaults that nobody gave."""
+    known = {name for name, variable in _VARIABLES.items() if variable in os.environ}
+    known |= given
+    for group in _GROUPS:
+        known |= group if group & known else set()
+    where = f"site {site.name}"
+    bare = dialect.Job(
+        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, signal="", requeue=None,
+        partition=site.defaults.partition, account=site.defaults.account,
+        qos=dialect.qos(site, site.defaults.tier, where), time_s=units.seconds(site.defaults.time),
+    )  # fmt: skip
+    return [flag for flag in dialect.flags(site, bare) if flag[2:].split("=")[0] not in known]
+
+
+def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
+    """The sbatch call for these arguments. Raises UsageError for a site without Slurm or a script that is not there."""
+    if site.scheduler != "slurm":
+        raise UsageError(f'site "{site.name}" has no Slurm', hint="psbatch --site NAME …; see: pit site list")
+    given, at = split(args)
+    script: str | None = None
+    if at < len(args):
+        try:
+            script = Path(args[at]).read_text(errors="surrogateescape")
+        except OSError as error:
+            raise UsageError(f'cannot read script "{args[at]}": {error.strerror}', where="psbatch") from error
+    elif "wrap" not in given:
+        if stdin is None:
+            raise UsageError("no script", hint="psbatch script.sh, --wrap=COMMAND, or a script on stdin")
+        script = stdin.read()
+    added = defaults(site, given | directives(script or ""))
+    argv, env = ["sbatch", *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
+    from_stdin = script if at >= len(args) and script is not None else None
+    if site.reach.kind == "ssh":
+        if at + 1 < len(args):
+            raise UsageError("a script's own arguments cannot travel over ssh", hint="put them into the script")
+        over = ["env", *(f"{key}={value}" for key, value in env.items()), "sbatch", *added, *args[:at]]
+        argv, env, from_stdin = ["ssh", "-o", "BatchMode=yes", site.reach.host, "--", shlex.join(over)], {}, script
+    shown = shlex.join([*(f"{key}={value}" for key, value in env.items()), *argv])
+    return Call(argv, env, from_stdin, shown)
+
+
+def execute(call: Call) -> None:
+    """Become sbatch. Raises ToolMissing."""
+    if call.stdin is not None:
+        # The script came by stdin and has been read: hand it on the same way.
+        memory = os.memfd_create("script")
+        os.write(memory, call.stdin.encode(errors="surrogateescape"))
+        os.lseek(memory, 0, os.SEEK_SET)
+        os.dup2(memory, 0)
+    try:
+        os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
+    except FileNotFoundError as error:
+        raise ToolMissing(
+            f'"{call.argv[0]}" is not on the PATH', hint="run psbatch where Slurm is installed"
+        ) from error

@@ -1,0 +1,71 @@
+"""Scripts for people: rendered to be read and submitted by hand, and judged before they are."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pitools.core import proc, units
+from pitools.core.errors import ClusterError
+from pitools.core.record import Record
+from pitools.site import dialect
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.site.template import Dataset, container_prefix, render
+
+
+class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
+    """What one check says of a script. check: `bash` or `sbatch`."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+def text(
+    site: Site,
+    script: str,
+    command: Sequence[str],
+    *,
+    nodes: int,
+    tasks_per_node: int,
+    gpus_per_node: int | None,
+    time: str,
+    framework: str,
+    data: Mapping[str, str],
+) -> str:
+    """A script's text with the site's defaults. `gpus_per_node=None` is all the partition has."""
+    where = f"site {site.name}"
+    name = site.defaults.partition
+    has = dialect.partition(site, name, where).gpus_per_node if name else 0
+    job = dialect.Job(
+        name=Path(command[-1] if len(command) > 1 else command[0]).stem or script,
+        nodes=nodes,
+        tasks_per_node=tasks_per_node,
+        gpus_per_node=has if gpus_per_node is None else gpus_per_node,
+        time_s=units.seconds(time or site.defaults.time),
+        partition=name,
+        account=site.defaults.account,
+        qos=dialect.qos(site, site.defaults.tier, where),
+    )
+    # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
+    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
+    words = [*container_prefix(site), python, f"-u -m pitools.launch.worker {framework} --", shlex.join(command)]
+    payload = " ".join(words)
+    datasets = [Dataset(name=key, source=source) for key, source in data.items()]
+    return render(site, script, job, payload=payload, datasets=datasets)
+
+
+def verdicts(site: Site, script: str) -> Iterator[Verdict]:
+    """Judge a script: is it bash, and would the site's Slurm take it."""
+    done = proc.run(["bash", "-n"], timeout_s=20, stdin=script)
+    yield Verdict(check="bash", ok=done.code == 0, detail=done.stderr.strip() or "syntax ok")
+    if site.scheduler != "slurm":
+        return
+    try:
+        estimate = client(site).test_only(script)
+    except ClusterError as error:
+        yield Verdict(check="sbatch", ok=False, detail=error.what)
+    else:
+        yield Verdict(check="sbatch", ok=True, detail=f"would start {estimate.start} on {estimate.node_list}")

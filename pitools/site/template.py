@@ -1,0 +1,169 @@
+"""Jinja templates → sbatch text. Templates are dumb: what differs between sites arrives as values."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.core.record import Record
+from pitools.site import dialect
+from pitools.site.load import shipped
+from pitools.site.model import Site
+
+SUFFIX = ".sbatch.j2"
+
+# Where a script that was rendered for a person keeps its attempts: beside where they submit it.
+RUN_DIR_OF_SUBMITTER = '"${PIT_RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$SLURM_JOB_ID}"'
+PYTHON_OF_SUBMITTER = '"${PIT_PYTHON:-python3}"'
+
+
+class Template(Record, frozen=True, kw_only=True, tag="pit.template/1"):
+    """A line of `pit script list`."""
+
+    script: str
+    path: str
+    origin: str
+
+
+class Dataset(msgspec.Struct, frozen=True, kw_only=True):
+    """A dataset a job stages: the name ranks know it by, and the folder it is copied from."""
+
+    name: str
+    source: str
+
+
+def templates(site: Site) -> list[Template]:
+    """The scripts a site can render: the shipped ones, and those its file names."""
+    found = {
+        path.name.removesuffix(SUFFIX): Template(
+            script=path.name.removesuffix(SUFFIX), path=str(path), origin="shipped"
+        )
+        for path in sorted(shipped("sbatch_templates").glob(f"*{SUFFIX}"))
+    }
+    for name, path in site.templates.items():
+        found[name] = Template(script=name, path=str(Path(path).expanduser()), origin=f"site {site.name}")
+    return [found[name] for name in sorted(found)]
+
+
+def render(
+    site: Site,
+    script: str,
+    job: dialect.Job,
+    *,
+    payload: Sequence[str] | str,
+    datasets: Sequence[Dataset] = (),
+    environment: Mapping[str, str] | None = None,
+    run_dir: str = "",
+    python: str = "",
+) -> str:
+    """The sbatch text of one job on one site.
+
+    Args:
+        script: template name, as `templates` lists it.
+        payload: what every rank runs: an argv, or shell text that is already quoted.
+        environment: variables of the job, over the site's own.
+        run_dir: the run's folder; "" lets the submitter's folder decide.
+        python: interpreter on the nodes; "" takes the site's, or what PIT_PYTHON says when the script runs.
+
+    Raises:
+        UsageError: unknown script, or a value with a newline or NUL in it.
+        ConfigError: a template that uses a value we do not give, or that cannot be read.
+    """
+    merged = {**site.environment, **site.network.env, **(environment or {})}
+    for name, value in merged.items():
+        dialect.variable(name)
+        dialect.printable(value, name)
+    line = payload if isinstance(payload, str) else shlex.join(payload)
+    for what, text in (("command", line), ("run folder", run_dir), *(("dataset", d.source) for d in datasets)):
+        dialect.printable(text, what)
+    interpreter = python or site.paths.python
+    values = {
+        "directives": [dialect.directive(flag) for flag in dialect.flags(site, job)],
+        "modules": site.modules,
+        "environment": sorted(merged.items()),
+        "python": shlex.quote(interpreter) if interpreter else PYTHON_OF_SUBMITTER,
+        "run_dir": shlex.quote(run_dir) if run_dir else RUN_DIR_OF_SUBMITTER,
+        "ports": "{}-{}".format(*site.network.ports),
+        "host_suffix": site.network.host_suffix,
+        "tasks_per_node": job.tasks_per_node,
+        "gpus_per_node": job.gpus_per_node,
+        "ntasks": job.nodes * job.tasks_per_node,
+        "cpus_per_task": job.cpus_per_task,
+        "datasets": datasets,
+        "nvme": site.paths.nvme,
+        "container": _container(site),
+        "payload": line,
+    }
+    return _render(site, script, values)
+
+
+def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
+    import jinja2
+
+    known = {template.script: template for template in templates(site)}
+    if script not in known:
+        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=nearest(script, known))
+    path = Path(known[script].path)
+    loader = jinja2.FileSystemLoader([path.parent, shipped("sbatch_templates")])
+    environment = jinja2.Environment(  # noqa: S701 (the text is shell, not HTML; the `q` filter quotes it)
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    try:
+        return environment.get_template(path.name).render(values)
+    except jinja2.UndefinedError as error:
+        raise ConfigError(f"the template needs a value that does not exist: {error}", where=str(path)) from error
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"the template cannot be used: {error}", where=str(path)) from error
+
+
+def _container(site: Site) -> list[str]:
+    """srun's flags for the site's container, for the ranks' step only."""
+    if site.container.runtime != "pyxis":
+        return []
+    flags = [f"--container-image={site.container.image}"]
+    if site.container.mounts:
+        flags.append(f"--container-mounts={','.join(site.container.mounts)}")
+    return flags
+
+
+def container_prefix(site: Site) -> list[str]:
+    """Quoted words before a rank's command: `apptainer exec …` where that is the site's container, else nothing."""
+    if site.container.runtime != "apptainer":
+        return []
+    binds = [f"--bind={mount}" for mount in site.container.mounts]
+    return [shlex.quote(word) for word in ("apptainer", "exec", "--nv", *binds, site.container.image)]
+
+
+def fill(path: str, *, node: str = "", job: str = "") -> str:
+    """A path with `{node}`, `{user}` and `{job}` filled in, from Slurm's variables where not given.
+
+    Raises UsageError for any other placeholder.
+    """
+    import getpass
+    import socket
+
+    values = {
+        "node": node or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "job": job or os.environ.get("SLURM_JOB_ID", ""),
+        "user": getpass.getuser(),
+    }
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) not in values:
+            raise UsageError(
+                f'"{match.group(0)}" cannot be filled in', where=path, hint=nearest(match.group(1), values)
+            )
+        return values[match.group(1)]
+
+    return re.sub(r"\{(\w+)\}", value, path)

@@ -1,0 +1,25 @@
+"""What the golden scripts are rendered from. Run it to write them anew: python tests/site/golden.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pitools.site import load, standalone
+
+SITES = ("alpha", "beta", "h100-ib", "gb200-nvl72", "gcp-a3-tpu", "aws-p5-efa", "local")
+CASES = [(site, script) for site in SITES for script in ("train", "stage")]
+
+
+def text(site: str, script: str) -> str:
+    """Four nodes, one dataset, a command that needs quoting."""
+    return standalone.text(
+        load.load(site), script, ["python", "train.py", "--note", "it's 100% $HOME"], nodes=4, tasks_per_node=1,
+        gpus_per_node=None, time="2h", framework="jax", data={"demo": "/shared/data sets/demo/1f"},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).resolve().parent.parent / "golden"
+    for name, kind in CASES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"{kind}.sbatch").write_text(text(name, kind))

@@ -1,0 +1,118 @@
+"""`pit site` and `pit script`, as typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.site import load
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_list_is_a_record_a_site(pit: Pit) -> None:
+    """One JSON line a site, with its schema; nothing heavy is needed for it."""
+    rows = [json.loads(line) for line in pit("site", "list").stdout.splitlines()]
+    assert {row["schema"] for row in rows} == {"pit.site/1"}
+    assert [row["site"] for row in rows] == load.names()
+
+
+def test_one_bad_file_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None:
+    """The good sites are listed, and the exit code is the bad file's."""
+    (tmp_path / "bad.toml").write_text("name = 3\n")
+    done = pit("site", "list", PIT_SITE_PATH=str(tmp_path))
+    assert done.returncode == 3
+    assert len(done.stdout.splitlines()) == len(load.names())
+    assert str(tmp_path / "bad.toml") in done.stderr
+
+
+def test_show_tells_the_origin(pit: Pit) -> None:
+    """A table for eyes, with the variable that won."""
+    said = pit("site", "show", "alpha", "--origin", "--format", "table", PIT_PARTITION="dev").stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("defaults.partition")]
+    assert line.split()[1:] == ['"dev"', "env", "PIT_PARTITION"]
+
+
+def test_check_finds_what_loading_cannot(pit: Pit, tmp_path: Path) -> None:
+    """A template that needs a value which does not exist, and no place to stage to: exit 1, a finding each."""
+    (tmp_path / "odd.sbatch.j2").write_text("#!/bin/bash\n{{ no_such_value }}\n")
+    (tmp_path / "broken.sbatch.j2").write_text("#!/bin/bash\nif\n")
+    site = f'name = "odd"\nscheduler = "none"\n[templates]\nodd = "{tmp_path}/odd.sbatch.j2"\n'
+    (tmp_path / "odd.toml").write_text(site + f'broken = "{tmp_path}/broken.sbatch.j2"\n')
+    done = pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path))
+    assert done.returncode == 1
+    findings = {json.loads(line)["key"]: json.loads(line)["problem"] for line in done.stdout.splitlines()}
+    assert set(findings) == {"paths.nvme", "templates.odd", "templates.broken"}
+    assert "no_such_value" in findings["templates.odd"]
+    assert "syntax error" in findings["templates.broken"]
+
+
+@pytest.mark.slurm
+def test_check_live_compares_with_the_cluster(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """The shipped sites agree with their clusters; one that lies is found out."""
+    assert pit("site", "check", "--live", "alpha", "beta").returncode == 0
+    (tmp_path / "alpha.toml").write_text(
+        'accounts = ["labs"]\n[tiers]\nlow = "lowest"\n[partitions.train]\nnodes = 9\n'
+    )
+    done = pit("site", "check", "--live", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_ACCOUNT="")
+    assert done.returncode == 1
+    keys = {json.loads(line)["key"] for line in done.stdout.splitlines()}
+    assert keys == {"accounts", "tiers.low", "partitions.train.nodes"}
+
+
+@pytest.mark.slurm
+def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """What probe prints loads, agrees with the cluster, and knows its partitions, tiers, accounts and fabric."""
+    conf = clusters / "beta" / "slurm.conf"
+    text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
+    (tmp_path / "mine.toml").write_text(text)
+    assert pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)).returncode == 0
+    site = tomllib.loads(text)
+    assert site["partitions"]["train"]["nodes"] == 8
+    assert list(site["tiers"]) == ["low", "normal", "high"]
+    assert "lab" in site["accounts"]
+    assert (site["topology"]["plugin"], site["defaults"]["partition"]) == ("tree", "train")
+
+
+def test_scripts_are_listed_and_rendered(pit: Pit) -> None:
+    """The shipped scripts are there, and an unknown one names the nearest."""
+    rows = [json.loads(line) for line in pit("script", "list", "--site", "alpha").stdout.splitlines()]
+    assert [row["script"] for row in rows] == ["stage", "train"]
+    done = pit("script", "render", "trian", "--", "true")
+    assert done.returncode == 2
+    assert 'did you mean "train"?' in done.stderr
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x1bb"])
+def test_render_refuses_control_characters(pit: Pit, value: str) -> None:
+    """A newline in a value would be a line of the script."""
+    done = pit("script", "render", "train", "--data", f"demo=/x{value}", "--", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "control character" in done.stderr
+
+
+def test_check_says_what_bash_says(pit: Pit) -> None:
+    """A script with an open quote is a no, exit 1, with bash's own words."""
+    done = pit("script", "check", "-", stdin="#!/bin/bash\necho 'open\n")
+    assert done.returncode == 1
+    verdict = json.loads(done.stdout)
+    assert (verdict["check"], verdict["ok"]) == ("bash", False)
+    assert "unexpected EOF" in verdict["detail"]
+
+
+def test_the_umbrella_runs_a_stranger_s_noun(pit: Pit, tmp_path: Path) -> None:
+    """`pit hello` runs pit-hello from the PATH; a misspelt noun names the nearest."""
+    tool = tmp_path / "bin" / "pit-hello"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "hello $*"; exit 7\n')
+    tool.chmod(0o755)
+    done = pit("hello", "--to", "you", PATH=f"{tool.parent}:/usr/bin:/bin")
+    assert (done.returncode, done.stdout) == (7, "hello --to you\n")
+    done = pit("lanch", "run")
+    assert done.returncode == 2
+    assert 'did you mean "launch"?' in done.stderr

@@ -1,0 +1,40 @@
+"""The scripts of every shipped site, held against files that a reviewer reads.
+
+To renew them after a change that is meant: python tests/site/golden.py
+"""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pitools.site import load, standalone
+
+GOLDEN = runpy.run_path(str(Path(__file__).with_name("golden.py")))
+CASES = GOLDEN["CASES"]
+
+
+@pytest.mark.parametrize(("site", "script"), CASES, ids=[f"{site}-{script}" for site, script in CASES])
+def test_scripts_are_as_reviewed(repo: Path, site: str, script: str) -> None:
+    """A site's script is the golden file, to the byte."""
+    assert GOLDEN["text"](site, script) == (repo / "tests" / "golden" / site / f"{script}.sbatch").read_text()
+
+
+def test_every_golden_file_is_bash(repo: Path) -> None:
+    """`bash -n` accepts each."""
+    files = sorted((repo / "tests" / "golden").rglob("*.sbatch"))
+    assert len(files) == len(CASES)
+    for path in files:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+@pytest.mark.parametrize("script", ["train", "stage"])
+def test_slurm_takes_the_scripts(clusters: Path, name: str, script: str) -> None:
+    """`sbatch --test-only` of the running cluster accepts the script."""
+    verdicts = list(standalone.verdicts(load.load(name), GOLDEN["text"](name, script)))
+    assert [(verdict.check, verdict.ok) for verdict in verdicts] == [("bash", True), ("sbatch", True)]

@@ -1,0 +1,82 @@
+"""Finding, merging and checking site files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ConfigError, UsageError
+from pitools.site import load
+
+SHIPPED = ["alpha", "aws-p5-efa", "beta", "gb200-nvl72", "gcp-a3-tpu", "h100-ib", "local"]
+
+
+def test_every_shipped_site_loads() -> None:
+    """The sites we ship are found and valid."""
+    assert set(SHIPPED) <= set(load.names())
+    assert [load.load(name).name for name in SHIPPED] == SHIPPED
+
+
+def test_a_later_layer_changes_only_its_keys(
+    write_site: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of one key overrides that key, a variable overrides the file, and each origin is told."""
+    mine = write_site("alpha", '[defaults]\npartition = "dev"\n')
+    monkeypatch.setenv("PIT_ACCOUNT", "infra")
+    site = load.load("alpha")
+    assert (site.defaults.partition, site.defaults.account, site.tiers["high"]) == ("dev", "infra", "high")
+    origin = {setting.key: setting.origin for setting in load.origins("alpha")}
+    assert origin["defaults.partition"] == str(mine)
+    assert origin["defaults.account"] == "env PIT_ACCOUNT"
+    assert origin["slurm.conf"].endswith("site_configs/alpha.toml")
+    assert origin["network.host_suffix"] == "default"
+
+
+def test_an_unknown_site_names_the_nearest() -> None:
+    """A misspelt site is a usage error."""
+    with pytest.raises(UsageError) as caught:
+        load.load("alhpa")
+    assert caught.value.hint == 'did you mean "alpha"?'
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["../alpha", "a/b", "", ".", "..", "/etc/passwd", "a\n"])
+def test_a_name_cannot_leave_its_folder(name: str) -> None:
+    """A site's name is one path component."""
+    with pytest.raises(UsageError):
+        load.load(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("[partitions.a]\ngpu_per_node = 8\n", 'unknown key "partitions[...].gpu_per_node"', "gpus_per_node"),
+        ('[defaults]\npartition = "trian"\n[partitions.train]\n', "is no partition", "train"),
+        ('[defaults]\ntier = "hihg"\n[tiers]\nhigh = "h"\n', "is no tier", "high"),
+        ('name = "y"\n', "differs from the file's name", 'name = "x"'),
+        ('[reach]\nkind = "ssh"\nhost = "-oProxyCommand=id"\n', "is no host", ""),
+        ('[reach]\nkind = "shh"\n', "reach.kind", ""),
+        ("[network]\nports = [2000, 2001]\n", "too small a range", ""),
+        ('[environment]\nA = "x\\ny"\n', "control character", ""),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(
+    write_site: Callable[[str, str], Path], text: str, what: str, hint: str
+) -> None:
+    """Exit code 3, the file, the key and what it should be."""
+    path = write_site("x", text if "name" in text.split("\n")[0] else f'name = "x"\n{text}')
+    with pytest.raises(ConfigError) as caught:
+        load.load("x")
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+    assert str(path) in caught.value.where
+    assert caught.value.exit_code == 3
+
+
+def test_the_reference_names_every_key(repo: Path) -> None:
+    """site_configs/README.md has each key of a site file."""
+    text = (repo / "site_configs" / "README.md").read_text()
+    keys = {setting.key.split(".")[-1] for setting in load.origins("local")}
+    assert not [key for key in keys if f"`{key}`" not in text]

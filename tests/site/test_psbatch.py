@@ -1,0 +1,116 @@
+"""psbatch adds what nobody said, and touches nothing else."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import UsageError
+from pitools.site import load, psbatch
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+ALL = {"partition", "account", "qos", "time"}
+
+
+@pytest.fixture(autouse=True)
+def no_slurm_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_TIMELIMIT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def added(args: list[str], script: str = "#!/bin/bash\ntrue\n") -> set[str]:
+    """Names of the flags that alpha adds to `sbatch ARGS < script`."""
+    call = psbatch.prepare(load.load("alpha"), args, io.StringIO(script))
+    extra = call.argv[1 : len(call.argv) - len(args)]
+    assert call.argv[len(call.argv) - len(args) :] == args
+    return {flag[2:].split("=")[0] for flag in extra}
+
+
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [
+        ([], set()),
+        (["-p", "dev"], {"partition"}),
+        (["-pdev", "-t", "5"], {"partition", "time"}),
+        (["-Hpdev"], {"partition"}),
+        (["--partition=dev", "--qos", "high"], {"partition", "qos"}),
+        (["--wait", "-A", "infra"], {"account"}),
+        (["-J", "-p", "-N2"], set()),  # the job is called "-p"
+        (["--exclusive", "--time=1"], {"time"}),
+    ],
+)
+def test_what_the_command_line_says_stays(args: list[str], given: set[str]) -> None:
+    """Short, joined, bundled and long options all count, as sbatch reads them."""
+    assert added(args) == ALL - given
+
+
+@pytest.mark.parametrize(
+    ("script", "given"),
+    [
+        ("#!/bin/bash\n#SBATCH -p dev\n#SBATCH --time 5 # short\ntrue\n", {"partition", "time"}),
+        ("#!/bin/bash\n\n# a comment\n#SBATCH --account=infra\n", {"account"}),
+        ("#!/bin/bash\ntrue\n#SBATCH -p dev\n", set()),  # after the first command sbatch reads no more
+        ("#!/bin/bash\n##SBATCH -p dev\n", set()),
+        ('#!/bin/bash\n#SBATCH --comment="-p dev" -qhigh\n', {"qos"}),
+    ],
+)
+def test_what_the_script_says_stays(script: str, given: set[str]) -> None:
+    """A script's own directives are not overridden."""
+    assert added([], script) == ALL - given
+
+
+def test_what_a_variable_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SBATCH_* stands above the script and below the command line, so it settles its flag."""
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
+    assert added([]) == ALL - {"time"}
+
+
+def test_arguments_of_the_script_are_not_options(tmp_path: Path) -> None:
+    """What follows the script belongs to the script."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n")
+    assert added([str(script), "-p", "dev", "--qos=x"]) == ALL
+
+
+def test_a_missing_script_or_slurm_is_told(tmp_path: Path) -> None:
+    """No script, no such file, no Slurm: usage errors that say what to do."""
+    with pytest.raises(UsageError, match="no script"):
+        psbatch.prepare(load.load("alpha"), ["-p", "dev"], None)
+    with pytest.raises(UsageError, match="cannot read script"):
+        psbatch.prepare(load.load("alpha"), [str(tmp_path / "none.sh")], None)
+    with pytest.raises(UsageError, match='"local" has no Slurm'):
+        psbatch.prepare(load.load("local"), ["job.sh"], None)
+
+
+def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], Path]) -> None:
+    """The remote command is one quoted word, and the script's text is sent."""
+    write_site("far", 'name = "far"\n[reach]\nkind = "ssh"\nhost = "login.far"\n[defaults]\ntime = "2h"\n')
+    call = psbatch.prepare(load.load("far"), ["--comment=it's"], io.StringIO("#!/bin/bash\n"))
+    assert call.argv[:5] == ["ssh", "-o", "BatchMode=yes", "login.far", "--"]
+    assert shlex.split(call.argv[5]) == ["env", "sbatch", "--time=02:00:00", "--comment=it's"]
+    assert call.stdin == "#!/bin/bash\n"
+
+
+@pytest.mark.slurm
+def test_real_jobs_get_what_was_added(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """A script on stdin and one in a file run on alpha with its account; --dry-run only prints."""
+    script = "#!/bin/bash\n#SBATCH --output=/dev/null\ntrue $1\n"
+    (tmp_path / "job.sh").write_text(script)
+    shown = pit("psbatch", "--site", "alpha", "--dry-run", "--parsable", "job.sh", "x y")
+    assert "--account=lab" in shown.stdout
+    assert shown.stdout.rstrip().endswith("--parsable job.sh 'x y'")
+    for args, stdin in ((["--parsable", "job.sh", "x y"], ""), (["--parsable"], script)):
+        done = pit("psbatch", "--site", "alpha", *args, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        job = subprocess.run(
+            ["scontrol", "-o", "show", "job", done.stdout.strip()],
+            env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf"), "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert " Account=lab " in job.stdout
+        assert "TimeLimit=01:00:00" in job.stdout
