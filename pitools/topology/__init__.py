@@ -1,0 +1,1 @@
+"""Tier 2: which rank sits where."""
