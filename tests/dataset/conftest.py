@@ -1,0 +1,118 @@
+"""Small recordings in both layouts, file systems that refuse, and what h5py says is in a recording."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def robomimic(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a robomimic recording of these episode lengths, filled with noise."""
+
+    def write(*lengths: int, name: str = "reach.hdf5", row: tuple[int, ...] = (8, 8, 3), seed: int = 0) -> Path:
+        rng = np.random.default_rng(seed)
+        with h5py.File(tmp_path / name, "w") as file:
+            file.create_group("data").attrs["env_args"] = '{"env_name": "Reach"}'
+            for i, steps in enumerate(lengths):
+                demo = file.create_group(f"data/demo_{i}")
+                demo.attrs["num_samples"], demo.attrs["language"] = steps, f"reach {i}"
+                demo["actions"] = rng.normal(size=(steps, 7)).astype(np.float32)
+                demo["rewards"] = np.zeros(steps, np.float32)
+                demo["dones"] = np.arange(steps) == steps - 1
+                demo["obs/eye_image"] = rng.integers(0, 256, (steps, *row), np.uint8)
+                demo["next_obs/eye_image"] = np.zeros((steps, *row), np.uint8)
+            names = [f"demo_{i}" for i in range(len(lengths))]
+            file["mask/train"], file["mask/valid"] = np.array(names[1:], "S"), np.array(names[:1], "S")
+        return tmp_path / name
+
+    return write
+
+
+def jpeg(frame: np.ndarray) -> bytes:
+    """A frame as a JPEG file."""
+    out = io.BytesIO()
+    Image.fromarray(frame).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+@pytest.fixture
+def aloha(tmp_path: Path) -> Callable[..., Path]:
+    """Writes one ALOHA episode, its frames as they are or as padded JPEG rows."""
+
+    def write(number: int, steps: int, *, compressed: bool = False, seed: int = 0) -> Path:
+        rng = np.random.default_rng(seed + number)
+        path = tmp_path / f"episode_{number}.hdf5"
+        with h5py.File(path, "w") as file:
+            file.attrs["sim"], file.attrs["compress"] = True, compressed
+            file["action"] = rng.normal(size=(steps, 14)).astype(np.float32)
+            file["observations/qpos"] = rng.normal(size=(steps, 14))
+            file["observations/qvel"] = rng.normal(size=(steps, 14))
+            for camera in ("top", "wrist"):
+                frames = rng.integers(0, 256, (steps, 24, 32, 3), np.uint8)
+                if compressed:
+                    rows = [np.frombuffer(jpeg(frame), np.uint8) for frame in frames]
+                    width = max(len(row) for row in rows) + 5
+                    frames = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+                    file.require_dataset("compress_len", (2, steps), np.int64)
+                file[f"observations/images/{camera}"] = frames
+        return path
+
+    return write
+
+
+@pytest.fixture
+def oracle() -> Callable[[list[Path]], dict[str, np.ndarray]]:
+    """What h5py reads from robomimic recordings, concatenated under the names of the store."""
+    singular = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
+
+    def read(paths: list[Path]) -> dict[str, np.ndarray]:
+        parts: dict[str, list[np.ndarray]] = {}
+        lengths = []
+        for path in paths:
+            with h5py.File(path) as file:
+                for name in sorted(file["data"], key=lambda name: int(name.removeprefix("demo_"))):
+                    demo = file["data"][name]
+                    lengths.append(len(demo["actions"]))
+                    for key in [key for key in demo if isinstance(demo[key], h5py.Dataset)]:
+                        parts.setdefault(singular.get(key, key), []).append(demo[key][:])
+                    for key in demo.get("obs", ()):
+                        parts.setdefault(f"obs/{key}", []).append(demo["obs"][key][:])
+        arrays = {name: np.concatenate(values) for name, values in parts.items()}
+        return arrays | {"episode_offsets": np.cumsum([0, *lengths])}
+
+    return read
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a tmpfs with these options, for a disk that is full or read-only; skips where that is not permitted."""
+    points: list[Path] = []
+
+    def mount(options: str) -> Path:
+        point = tmp_path / f"mount{len(points)}"
+        point.mkdir()
+        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(point)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False) if os.geteuid() == 0 else None
+        if done is None or done.returncode != 0:
+            pytest.skip(f"mount is not permitted here: {done.stderr.strip() if done else 'not root'}")
+        points.append(point)
+        return point
+
+    yield mount
+    for point in points:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+@pytest.fixture
+def below() -> Callable[[Path], set[str]]:
+    """Names of all that is below a folder, `.tmp` too."""
+    return lambda root: {str(path.relative_to(root)) for path in root.rglob("*")}

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pitools.core.errors import DataError, UsageError
+from pitools.dataset import assemble
+from pitools.dataset.ingest import ingest
+
+
+@pytest.fixture
+def refused(tmp_path) -> Callable[..., DataError]:
+    """The DataError of ingesting these recordings, after which there is neither root nor anything else new."""
+
+    def attempt(*paths: Path, **options) -> DataError:
+        with pytest.raises(DataError) as caught:
+            ingest(list(paths), root=tmp_path / "root", name="x", **options)
+        assert not (tmp_path / "root").exists()
+        return caught.value
+
+    return attempt
+
+
+def change(path: Path, key: str, value: object) -> None:
+    with h5py.File(path, "r+") as file:
+        if key in file:
+            del file[key]
+        if value is not None:
+            file[key] = value
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.99, 0.01, 0])
+def test_truncated(robomimic, refused, keep) -> None:
+    """A recording cut short, even by a little, is refused by name."""
+    path = robomimic(20, 20)
+    os.truncate(path, int(path.stat().st_size * keep))
+    error = refused(path)
+    assert "cannot be read as HDF5" in error.what
+    assert error.where == str(path)
+
+
+def test_not_hdf5(tmp_path, refused) -> None:
+    """A file that is not HDF5 is said to be none."""
+    (tmp_path / "notes.txt").write_text("hello\n" * 100)
+    assert "signature" in refused(tmp_path / "notes.txt").what
+
+
+def test_damaged_inside(robomimic, refused) -> None:
+    """A recording whose compressed frames are damaged is refused when they are read, late in the ingest."""
+    path = robomimic(2, 20)
+    frames = np.zeros((20, 8, 8, 3), np.uint8)
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_1/obs/eye_image"]
+        dataset = file["data/demo_1/obs"].create_dataset("eye_image", data=frames, compression="gzip")
+        where = dataset.id.get_chunk_info(0).byte_offset
+    data = bytearray(path.read_bytes())
+    data[where : where + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    assert refused(path).where == str(path)
+
+
+def test_unequal_lengths(robomimic, refused) -> None:
+    """An episode whose arrays differ in length is refused by file, demo, both arrays and both lengths."""
+    path = robomimic(5, 6)
+    change(path, "data/demo_1/obs/eye_image", np.zeros((4, 8, 8, 3), np.uint8))
+    error = refused(path)
+    assert error.what == "/data/demo_1/obs/eye_image has 4 steps where actions has 6"
+    assert error.where == f"{path}: /data/demo_1"
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.zeros((6, 9, 8, 3), np.uint8), r"uint8 \(9, 8, 3\), but uint8 \(8, 8, 3\) in demo_0"),
+        (np.zeros((6, 8, 8, 3), np.float32), r"float32 \(8, 8, 3\), but uint8 \(8, 8, 3\) in demo_0"),
+        (None, "demo_1 has no obs/eye_image, which demo_0 has"),
+    ],
+)
+def test_episodes_differ(robomimic, refused, value, what) -> None:
+    """An episode with another shape, dtype or set of arrays than the first is refused by its demo."""
+    path = robomimic(5, 6)
+    change(path, "data/demo_1/obs/eye_image", value)
+    error = refused(path)
+    assert re.search(what, error.what)
+    assert error.where == f"{path}: demo_1"
+
+
+def test_files_differ(robomimic, refused) -> None:
+    """Recordings that do not go together are refused by the file that differs."""
+    one, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
+    error = refused(one, two)
+    assert error.where == f"{two}: demo_0"
+    assert "a1.hdf5" in error.what
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("data", None, "unknown layout: it has mask"),
+        ("data/demo_0/actions", None, "the demo has no actions"),
+        ("data/demo_0/actions", np.zeros((0, 7)), "num_samples says 3 steps where actions has 0"),
+        ("data/demo_0/names", np.array([b"a", b"b", b"c"]), "is not one of numbers"),
+        ("data/demo_0/obs/scale", 3.0, "it is one value where an array of 3 steps was expected"),
+        ("data/demo_0/obs/none", np.zeros((3, 0)), "has 0 bytes"),
+        ("data/demo_0/obs/a b", np.zeros(3), "cannot be named 'obs/a b'"),
+        ("data/demo_0/obs/..", np.zeros(3), r"cannot be named 'obs/\.\.'"),
+        ("data/demo_0/zarr.json", np.zeros(3), "cannot be named"),
+        ("data/demo_0/episode_offsets", np.zeros(3), "cannot be named"),
+        ("data/demo_0/action", np.zeros(3), "would both be 'action'"),
+        ("data/demo_0/state/x", np.zeros(3), None),
+        ("mask/odd", np.array([b"demo_7"]), "mask odd names demo_7"),
+        ("data/demo_0/far", h5py.ExternalLink("/etc/passwd", "/x"), "is a link to another file"),
+        ("data/demo_0/loop", h5py.SoftLink("/data/demo_0"), "is linked twice"),
+        ("data/demo_0/lost", h5py.SoftLink("/nowhere"), "cannot be read as HDF5"),
+    ],
+)
+def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -> None:
+    """Anything in a recording that has no place in the store is refused by name, never left out silently."""
+    path = robomimic(3)
+    change(path, key, value)
+    if what is None:
+        ingest([path], root=tmp_path / "root", name="x")
+        return
+    error = refused(path)
+    assert re.search(what, error.what)
+    assert error.where.startswith(str(path))
+
+
+def test_skip_is_the_way_out(robomimic, tmp_path) -> None:
+    """What was refused by name can be left out by name."""
+    path = robomimic(3)
+    change(path, "data/demo_0/names", np.array([b"a", b"b", b"c"]))
+    assert ingest([path], root=tmp_path / "root", name="x", skip=["names"]).new
+
+
+def test_name_within_a_name(robomimic, refused) -> None:
+    """An array cannot lie where another array is."""
+    path = robomimic(3)
+    change(path, "data/demo_0/states", np.zeros(3))
+    change(path, "data/demo_0/state/x", np.zeros(3))
+    assert refused(path).what == "'state/x' lies in 'state'"
+
+
+def test_data_in_another_file(robomimic, refused, tmp_path) -> None:
+    """A dataset whose bytes lie outside the recording is refused: it could be any file of the user's."""
+    path = robomimic(3)
+    (tmp_path / "secret").write_bytes(b"x" * 3)
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("data/demo_0/obs/s", (3,), "u1", external=[(str(tmp_path / "secret"), 0, 3)])
+    assert "lie in another file" in refused(path).what
+
+
+@pytest.mark.parametrize(("lengths", "what"), [((), "no demos"), ((3, 0), "the episode has no steps")])
+def test_nothing_to_ingest(robomimic, refused, lengths, what) -> None:
+    """A recording without demos, or a demo without steps, is refused."""
+    assert what in refused(robomimic(*lengths)).what
+
+
+def test_wrong_layout(robomimic, aloha, refused) -> None:
+    """A layout that was asked for and is not there is refused by what it lacks."""
+    assert "not ALOHA's layout" in refused(robomimic(3), layout="aloha").what
+    assert "not robomimic's layout" in refused(aloha(0, 3), layout="robomimic").what
+
+
+def test_claimed_length(robomimic, refused) -> None:
+    """A demo whose num_samples is not the length of its actions contradicts itself."""
+    path = robomimic(3)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_0"].attrs["num_samples"] = 9
+    assert refused(path).what == "num_samples says 9 steps where actions has 3"
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "size"])
+def test_bad_jpeg(aloha, refused, damage) -> None:
+    """A JPEG row that is cut, is none, or has another size is refused by file, camera and row."""
+    path, other = aloha(0, 4, compressed=True), aloha(1, 4, compressed=True)
+    with h5py.File(path, "r+") as file, h5py.File(other) as wide:
+        rows = file["observations/images/top"]
+        if damage == "cut":
+            rows[2, 300:] = 0
+        elif damage == "noise":
+            rows[2] = 7
+        else:
+            rows[2] = 0
+            small = _small_jpeg(wide["observations/images/top"][0])
+            rows[2, : len(small)] = small
+    error = refused(path)
+    assert "JPEG" in error.what
+    assert error.where == f"{path}: /observations/images/top: row 2"
+
+
+def _small_jpeg(row: np.ndarray) -> np.ndarray:
+    # The header's height and width, in its start-of-frame segment.
+    data = bytearray(row.tobytes().rstrip(b"\0"))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = bytes([0, 16, 0, 16])
+    return np.frombuffer(bytes(data), np.uint8)
+
+
+def test_changed_while_read(robomimic, refused, monkeypatch) -> None:
+    """A recording that is written to while it is ingested is refused, and nothing of it is published."""
+    path = robomimic(3)
+    read = assemble.read
+
+    def touching(*args):
+        os.utime(path)
+        return read(*args)
+
+    monkeypatch.setattr(assemble, "read", touching)
+    assert refused(path).what == "it changed while it was read"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", ".tmp", "a\nb", "a b", "x" * 101])
+def test_bad_name(robomimic, tmp_path, name) -> None:
+    """A name that could be another folder, or none, is a usage error."""
+    with pytest.raises(UsageError):
+        ingest([robomimic(3)], root=tmp_path / "root", name=name)
+    assert not (tmp_path / "root").exists()
+
+
+def test_failure_spares_the_rest(robomimic, tmp_path, below) -> None:
+    """A failed ingest leaves a root as it was: other versions stay, no trace is added."""
+    root = tmp_path / "root"
+    ingest([robomimic(3)], root=root, name="x")
+    before = below(root)
+    path = robomimic(5, name="bad.hdf5")
+    change(path, "data/demo_0/dones", np.zeros(4))
+    for name in ("x", "y"):
+        with pytest.raises(DataError):
+            ingest([path], root=root, name=name)
+    assert below(root) == before
