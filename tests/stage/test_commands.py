@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCHEMAS = {
+    "pit.stage/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node",
+    "pit.stage-plan/1": "dataset version source root path state files bytes copy_bytes free_bytes fits",
+    "pit.stage-finding/1": "dataset version path problem expected got",
+    "pit.stage-check/1": "path datasets files bytes findings wall_s",
+    "pit.staged/1": "dataset version path state files bytes staged",
+}
+
+
+def records(text: str) -> list[dict]:
+    """JSON Lines, each with the frozen keys of its schema, the schema first."""
+    found = [json.loads(line) for line in text.splitlines()]
+    for record in found:
+        assert list(record) == ["schema", *SCHEMAS[record["schema"]].split()]
+    return found
+
+
+def test_help_is_light():
+    """What a prolog pays for every job: nothing heavy is imported for `--help`."""
+    code = (
+        "import sys\nsys.argv = ['pit-stage', '--help']\nfrom pitools import cli\n"
+        "try:\n    cli.stage()\nexcept SystemExit as e:\n    assert not e.code\n"
+        "bad = {'numpy', 'zarr', 'rich', 'jinja2', 'xxhash', 'psutil', 'ClusterShell', 'asyncio', 'concurrent'}\n"
+        "sys.exit(str(bad & set(sys.modules)) if bad & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_stages_several_and_writes_the_receipt(small: Path, make_dataset, tmp_path: Path, pit_stage):
+    """One record a version, in order, on stdout and in the file."""
+    other = make_dataset({"a": b"1"}, "other")
+    receipt = tmp_path / "receipts" / "r.json"
+    code, out, err = pit_stage("run", small, other.parent, "--to", tmp_path / "pit", "--receipt", receipt)
+    assert (code, err) == (0, "")
+    assert [(r["dataset"], r["state"]) for r in records(out)] == [("pick", "staged"), ("other", "staged")]
+    assert receipt.read_text() == out
+
+
+def test_no_receipt_of_what_was_not_staged(small: Path, make_dataset, tmp_path: Path, pit_stage):
+    """The first version is staged and said so; the second is not, and no receipt says it was."""
+    other = make_dataset({"a": b"1"}, "other")
+    (other / "a").unlink()
+    code, out, err = pit_stage("run", small, other, "--to", tmp_path / "pit", "--receipt", tmp_path / "r.json")
+    assert code == 5
+    assert [r["dataset"] for r in records(out)] == ["pick"]
+    assert str(other / "a") in err
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_one_line_serves_every_node(small: Path, tmp_path: Path, pit_stage, monkeypatch: pytest.MonkeyPatch):
+    """`{node}` in --to and --receipt is filled in where the command runs; the record names the same node."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n07")
+    code, out, _ = pit_stage("run", small, "--to", tmp_path / "{node}", "--receipt", tmp_path / "r/{node}/pick.json")
+    assert code == 0
+    assert (records(out)[0]["node"], records(out)[0]["path"]) == ("n07", f"{tmp_path}/n07/objects/{small.name}")
+    assert (tmp_path / "r/n07/pick.json").exists()
+    assert pit_stage("list", tmp_path / "{nod}")[0] == 2
+    monkeypatch.delenv("SLURMD_NODENAME")
+    assert records(pit_stage("run", small, "--to", tmp_path / "n07")[1])[0]["node"] == socket.gethostname()
+
+
+def test_plan_into_run(small: Path, tmp_path: Path, pit_stage, monkeypatch: pytest.MonkeyPatch):
+    """What `plan` printed is exactly what `run -` does."""
+    code, plans, _ = pit_stage("plan", small.parent, "--to", tmp_path / "pit")
+    assert code == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(plans))
+    code, out, _ = pit_stage("run", "-")
+    assert code == 0
+    assert records(out)[0]["path"] == records(plans)[0]["path"]
+
+
+def test_a_plan_that_does_not_fit_is_a_no(make_dataset, tmpfs, pit_stage):
+    """Exit 1 with the records complete; `run` of the same says to try later."""
+    folder = make_dataset({"a": os.urandom(4 << 20)})
+    disk = tmpfs("size=5m")
+    code, out, _ = pit_stage("plan", folder, "--to", disk)
+    assert (code, records(out)[0]["fits"]) == (1, False)
+    code, out, err = pit_stage("run", folder, "--to", disk)
+    assert (code, out) == (75, "")
+    assert re.search(r"12\.0 MiB needed, 5\.0 MiB free", err)
+
+
+def test_check_and_list(small: Path, tmp_path: Path, pit_stage):
+    """Exit 0 without findings, 1 with; the summary comes last."""
+    root = tmp_path / "pit"
+    pit_stage("run", small, "--to", root)
+    code, out, _ = pit_stage("check", root)
+    assert (code, [r["schema"] for r in records(out)]) == (0, ["pit.stage-check/1"])
+    (root / "objects" / small.name / "zarr.json").unlink()
+    code, out, _ = pit_stage("check", root)
+    assert (code, [r["schema"] for r in records(out)]) == (1, ["pit.stage-finding/1", "pit.stage-check/1"])
+    code, out, _ = pit_stage("list", root)
+    assert (code, records(out)[0]["state"]) == (0, "damaged")
+
+
+@pytest.mark.parametrize("form", ["table", "tsv"])
+def test_every_command_has_a_table(small: Path, tmp_path: Path, pit_stage, form: str):
+    """For eyes: a head line, and the values below it."""
+    root = tmp_path / "pit"
+    for argv in (["plan", small, "--to", root], ["run", small, "--to", root], ["list", root]):
+        code, out, _ = pit_stage(*argv, "--format", form)
+        assert code == 0
+        assert small.name in out.splitlines()[1]
+    (root / "objects" / small.name / "zarr.json").unlink()
+    code, out, _ = pit_stage("check", root, "--format", form)
+    assert code == 1
+    assert "zarr.json" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["run", "SMALL"], 2),
+        (["run", "-", "--to", "ROOT"], 2),
+        (["run", "-", "SMALL"], 2),
+        (["run", "/nowhere/at/all", "--to", "ROOT"], 2),
+        (["run", "SMALL", "--to", "ROOT", "--timeout", "soon"], 2),
+        (["run", "SMALL", "--to", "ROOT", "--readers", "0"], 2),
+        (["run", "SMALL", "--to", "/proc/nope"], 4),
+        (["run", "SMALL", "--to", "ROOT", "--receipt", "/proc/nope/r.json"], 4),
+        (["run", "SMALL/actions", "--to", "ROOT"], 5),
+        (["check", "/nowhere/at/all"], 2),
+        (["check", "/" + "x" * 300], 4),
+        (["list", "/" + "x" * 300], 4),
+        (["plan", "/" + "x" * 300, "--to", "ROOT"], 4),
+        (["plan", "SMALL", "--to", "/" + "x" * 300], 4),
+    ],
+)
+def test_exit_codes(small: Path, tmp_path: Path, pit_stage, argv: list[str], code: int):
+    """Each class of mistake has its own code, and one line that says what was wrong."""
+    argv = [word.replace("SMALL", str(small)).replace("ROOT", str(tmp_path / "pit")) for word in argv]
+    found, out, err = pit_stage(*argv)
+    assert (found, out) == (code, "")
+    assert err
+
+
+def test_the_recipes_of_the_readme_work(repo: Path, small: Path, tmp_path: Path):
+    """Every shell block of the README runs, in order, as it is printed."""
+    text = (repo / "pitools/stage/README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    assert len(text.splitlines()) <= 80
+    env = {**os.environ, "DATA": str(small.parent.parent), "NVME": str(tmp_path / "nvme")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        assert f"objects/{small.name}" in done.stdout

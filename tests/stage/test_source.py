@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core.errors import DataError, UsageError
+from pitools.stage import source
+from pitools.store import manifest
+
+
+def test_a_version_folder_means_itself(small: Path):
+    """The folder with the manifest is the dataset."""
+    assert source.find(small) == small
+
+
+def test_a_name_with_one_version_means_that_version(small: Path):
+    """A link to the version, such as `latest`, does not make it two."""
+    (small.parent / "latest").symlink_to(small.name)
+    (small.parent / ".tmp").mkdir()
+    assert source.find(small.parent) == small
+
+
+def test_a_name_with_several_versions_is_refused_naming_them(make_dataset):
+    """The user is told what to choose from."""
+    versions = [make_dataset({"a": b"1"}), make_dataset({"a": b"2"})]
+    with pytest.raises(UsageError) as error:
+        source.find(versions[0].parent)
+    assert all(folder.name in error.value.what for folder in versions)
+
+
+def test_a_folder_without_versions_is_no_dataset(tmp_path: Path):
+    """An empty folder is data that is not what it claims; a missing one is a wrong command line."""
+    with pytest.raises(DataError):
+        source.find(tmp_path)
+    with pytest.raises(UsageError):
+        source.find(tmp_path / "none")
+
+
+def test_load_gives_the_manifest_its_bytes_and_its_version(small: Path):
+    """The version is the folder's name."""
+    dataset = source.load(small)
+    assert dataset.version == small.name
+    assert dataset.data == (small / "manifest.json").read_bytes()
+    assert len(dataset.manifest.files) == 5
+
+
+def test_a_changed_manifest_is_refused(small: Path):
+    """A manifest edited in place no longer has the digest its folder is named by."""
+    path = small / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"episodes": 1', b'"episodes": 2'))
+    with pytest.raises(DataError, match="belongs to version"):
+        source.load(small)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema":"pit.manifest/2"}', b"[" * 5000])
+def test_what_is_not_a_manifest_is_refused(tmp_path: Path, content: bytes):
+    """Any bytes that are not a manifest are a DataError, never another exception."""
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError):
+        source.load(tmp_path)
+
+
+@given(
+    st.sampled_from(["../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "./a", "a\0b", "..", "manifest.json", "a/"])
+)
+def test_a_path_out_of_the_dataset_is_refused(path: str):
+    """No hostile path of a manifest is ever joined to a folder of ours."""
+    data = {"schema": "pit.manifest/1", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
+    data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"}]
+    with pytest.raises(DataError):
+        manifest.decode(json.dumps(data).encode(), "here")
+
+
+@pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a/b/c/d"), ("manifest.json/x",)])
+def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path, paths: tuple[str, ...]):
+    """Such a manifest cannot be written out, so it is refused before anything is."""
+    data = {"schema": "pit.manifest/1", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
+    data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"} for path in paths]
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(DataError, match="both as a file and as a folder"):
+        source.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_manifest_that_is_no_plain_file_is_refused(small: Path, kind: str):
+    """A FIFO does not hang, a link is not followed."""
+    _replace(small / "manifest.json", kind)
+    with pytest.raises(DataError):
+        source.load(small)
+
+
+@pytest.mark.parametrize("part", ["images/c/0/0", "images/c", "images"])
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_only_plain_files_beneath_plain_folders_are_opened(small: Path, part: str, kind: str):
+    """A link or a FIFO at any part of the path is refused, so that nothing outside the dataset is read."""
+    _replace(small / part, kind)
+    with source.opened(small) as root, pytest.raises(DataError):
+        source.open_file(root, "images/c/0/0", where=small)
+
+
+def test_no_descriptor_is_lost(small: Path):
+    """Opening, and failing to open, closes every folder on the way."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    with source.opened(small) as root:
+        os.close(source.open_file(root, "images/c/0/0", where=small))
+        for path in ("images/c/0/9", "images/d/0/0", "zarr.json/x"):
+            with pytest.raises(DataError):
+                source.open_file(root, path, where=small)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def _replace(path: Path, kind: str) -> None:
+    aside = path.with_name("aside")
+    path.rename(aside)
+    if kind == "link":
+        path.symlink_to(aside.name)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError
+from pitools.stage.listing import staged
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.verify import Check, Finding, check
+
+
+def judge(path: Path) -> tuple[dict[str, str], Check]:
+    """Problem by path, and the summary that comes last."""
+    *findings, summary = check(path, readers=2)
+    assert isinstance(summary, Check)
+    assert summary.findings == len(findings)
+    return {finding.path: finding.problem for finding in findings if isinstance(finding, Finding)}, summary
+
+
+def test_a_whole_dataset_has_no_findings(small: Path):
+    """Every file was read, and the summary says how much that was."""
+    found, summary = judge(small)
+    assert found == {}
+    assert (summary.datasets, summary.files, summary.bytes) == (1, 5, 3 * 2**20 + 101_002)
+
+
+def test_each_problem_is_told_from_the_others(small: Path):
+    """One finding a file: gone, another length, another content, not a file, not named by the manifest."""
+    (small / "zarr.json").unlink()
+    os.truncate(small / "actions/c/0", 999)
+    (small / "images/c/1/0").write_bytes(os.urandom(100_000))
+    (small / "actions/c/1").rename(small / "actions/c/2")
+    (small / "actions/c/1").symlink_to("2")
+    (small / "stray").symlink_to("/")
+    found, _ = judge(small)
+    assert found == {
+        "zarr.json": "missing",
+        "actions/c/0": "size",
+        "images/c/1/0": "digest",
+        "actions/c/1": "missing",
+        "actions/c/2": "extra",
+        "stray": "extra",
+    }
+
+
+def test_a_finding_says_what_was_expected(small: Path):
+    """Both lengths, or both digests, are in the record."""
+    os.truncate(small / "actions/c/0", 999)
+    finding = next(check(small, readers=2))
+    assert isinstance(finding, Finding)
+    assert (finding.dataset, finding.version, finding.expected, finding.got) == ("pick", small.name, "1000", "999")
+
+
+def test_a_root_is_checked_object_by_object(small: Path, make_dataset, tmp_path: Path):
+    """What is not a dataset at all is a finding too, and the others are still checked."""
+    root = tmp_path / "pit"
+    other = make_dataset({"a": b"1"}, "other")
+    for folder in (small, other):
+        stage(load(folder), root)
+    assert judge(root)[1].datasets == 2
+    (root / "objects/empty").mkdir()
+    (root / "objects/odd").mkdir()
+    (root / "objects/odd/manifest.json").write_text("{}")
+    (root / "objects" / small.name).rename(root / "objects" / ("0" * 32))
+    *findings, summary = check(root, readers=1)
+    assert [(f.version, f.path, f.problem) for f in findings if isinstance(f, Finding)] == [
+        ("0" * 32, "manifest.json", "digest"),
+        ("empty", "manifest.json", "missing"),
+        ("odd", "manifest.json", "digest"),
+    ]
+    assert isinstance(summary, Check)
+    assert (summary.datasets, summary.files) == (4, 1)
+
+
+def test_a_name_with_several_versions_is_checked_whole(make_dataset):
+    """`<root>/<name>` is all its versions."""
+    make_dataset({"a": b"1"})
+    folder = make_dataset({"a": b"2"}).parent
+    assert judge(folder)[1].datasets == 2
+
+
+def test_an_empty_root_is_in_order_and_a_folder_that_is_none_is_not(tmp_path: Path):
+    """No object, no finding; but a wrong path must not pass for a checked one."""
+    (tmp_path / "objects").mkdir()
+    assert judge(tmp_path)[1].datasets == 0
+    with pytest.raises(DataError):
+        judge(tmp_path / "objects")
+
+
+def test_the_list_tells_whole_from_damaged(small: Path, make_dataset, tmp_path: Path):
+    """One record an object, also of one whose manifest is gone."""
+    root = tmp_path / "pit"
+    other = make_dataset({"a": b"1"}, "other")
+    assert list(staged(root)) == []
+    for folder in (small, other):
+        stage(load(folder), root)
+    (root / "objects/zz").mkdir()
+    (root / "objects" / other.name / "a").unlink()
+    by_version = {record.version: record for record in staged(root)}
+    assert {version: record.state for version, record in by_version.items()} == {
+        small.name: "whole",
+        other.name: "damaged",
+        "zz": "damaged",
+    }
+    assert (by_version[small.name].dataset, by_version[small.name].files) == ("pick", 5)
+    assert by_version[small.name].staged.endswith("Z")
