@@ -1,0 +1,193 @@
+"""Behaviour cloning in JAX, data-parallel over processes. Copy this file as your start.
+
+    PIT_DATA_DEMO=<root>/<name>/<version> python -m pitools.train.jax_bc
+
+One process drives one device. Every rank computes the gradients of its share of the global batch, one all-reduce sums
+them, and every rank makes the same update, so that the parameters are the same everywhere without being sent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pitools.run.steps import StepLog, Stopwatch
+from pitools.train import checkpoint
+from pitools.train import rank as ranks
+from pitools.train.batches import Batch, Demonstrations, global_batch, share
+from pitools.train.join import Agree, join_jax
+from pitools.train.rank import Rank
+from pitools.train.stop import SIGNALS, StopRequest, agreed
+
+MOMENTUM = 0.9
+CONVOLUTIONS = ((8, 4, 16), (4, 2, 32), (3, 2, 32))  # (kernel, stride, channels)
+HIDDEN = 128
+
+Params = dict[str, Any]
+
+
+def init(seed: int, example: Batch) -> Params:
+    """Parameters by name, drawn from the seed: a convolutional net a camera, and two dense layers for the rest."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    features = example.proprio.shape[1]
+    for camera, images in example.images.items():
+        _, height, width, channels = images.shape
+        for i, (kernel, stride, out) in enumerate(CONVOLUTIONS):
+            shapes[f"{camera}/conv{i}"] = (kernel, kernel, channels, out)
+            height, width, channels = -(-height // stride), -(-width // stride), out
+        features += height * width * channels
+    shapes |= {"hidden": (features, HIDDEN), "action": (HIDDEN, example.action.shape[1])}
+    # Drawn by NumPy: JAX would compile one program a shape, at every rank.
+    generator = np.random.default_rng(seed)
+    params: Params = {}
+    for name, shape in shapes.items():
+        spread = (2.0 / np.prod(shape[:-1])) ** 0.5
+        params[f"{name}/w"] = (spread * generator.standard_normal(shape)).astype(np.float32)
+        params[f"{name}/b"] = np.zeros(shape[-1], np.float32)
+    return params
+
+
+def predict(params: Params, images: dict[str, Any], proprio: Any) -> Any:
+    """Normalised actions (b, A) of frames (b, H, W, C) uint8 by camera and proprioception (b, P).
+
+    GELU and not ReLU: at ReLU's corner a rounding error decides which slope counts, and within a hundred steps the loss
+    would depend on how many ranks made the sum.
+    """
+    features = [proprio]
+    for camera, frames in images.items():
+        x = frames.astype(jnp.float32) / 255.0 - 0.5
+        for i, (_, stride, _) in enumerate(CONVOLUTIONS):
+            kernel, bias = params[f"{camera}/conv{i}/w"], params[f"{camera}/conv{i}/b"]
+            layout = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=layout)
+            x = jax.nn.gelu(x + bias)
+        features.append(x.reshape(len(x), -1))
+    x = jnp.concatenate(features, axis=1)
+    x = jax.nn.gelu(x @ params["hidden/w"] + params["hidden/b"])
+    return x @ params["action/w"] + params["action/b"]
+
+
+def loss_of(params: Params, batch: Batch, batch_size: int) -> Any:
+    """This rank's part of the global batch's mean squared error: the parts of all ranks sum to it."""
+    error = predict(params, batch.images, batch.proprio) - batch.action
+    return jnp.sum(jnp.mean(error**2, axis=1)) / batch_size
+
+
+def make_compute(batch_size: int) -> Callable[[Params, Batch, Any], Any]:
+    """(params, batch, votes) → this rank's part of all that is summed over ranks, in one vector: one message a step."""
+
+    def compute(params: Params, batch: Batch, votes: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, batch, batch_size)
+        return jnp.concatenate([loss[None], votes, ravel_pytree(gradients)[0]])[None]
+
+    return jax.jit(compute)  # type: ignore[no-any-return]
+
+
+def make_all_reduce() -> Callable[[Any], Any]:
+    """(1, n) on this rank's device, its row of an array that spans all ranks → sum of the rows, (n,) on this device."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("rank",))
+    rows = NamedSharding(mesh, PartitionSpec("rank"))
+    total = jax.jit(jax.shard_map(lambda row: jax.lax.psum(row[0], "rank"), mesh=mesh, in_specs=rows.spec,
+                                  out_specs=PartitionSpec()))  # fmt: skip
+
+    def all_reduce(row: Any) -> Any:
+        stacked = jax.make_array_from_single_device_arrays((mesh.size, row.size), rows, [row])
+        return total(stacked).addressable_data(0)
+
+    return all_reduce
+
+
+def make_update(learning_rate: float) -> Callable[[Params, Params, Any], tuple[Params, Params]]:
+    """(params, momentum, what was summed) → parameters and momentum after one step of SGD."""
+
+    def update(params: Params, momentum: Params, summed: Any) -> tuple[Params, Params]:
+        gradients = ravel_pytree(params)[1](summed[1 + len(SIGNALS) :])  # the vector in the parameters' shapes
+        momentum = jax.tree.map(lambda m, g: MOMENTUM * m + g, momentum, gradients)
+        return jax.tree.map(lambda p, m: p - learning_rate * m, params, momentum), momentum
+
+    return jax.jit(update)  # type: ignore[no-any-return]
+
+
+def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02, seed: int = 0,
+         checkpoint_every: int = 0, dataset: str = "demo") -> None:  # fmt: skip
+    """Train until `steps` steps are made in all, going on from the newest checkpoint.
+
+    batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
+    after the checkpoint that SIGTERM or SIGUSR2 asked for.
+    """
+    rank = ranks.from_environment()
+    if threads := ranks.threads():
+        os.environ.setdefault("NPROC", str(threads))  # by this XLA sizes its CPU thread pools
+    # Without this a GPU multiplies in TF32, and the sum would depend on how the batch is cut.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    data = Demonstrations(ranks.dataset_path(dataset))
+    with join_jax(rank) as agree:
+        stopped = train(rank, agree, data, steps, batch_size, learning_rate, seed, checkpoint_every)
+    if stopped:
+        raise SystemExit(128 + stopped)
+
+
+def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size: int, learning_rate: float,
+          seed: int, checkpoint_every: int) -> int:  # fmt: skip
+    """The loop. Returns the signal it stopped for, or 0."""
+    device, *idle = jax.local_devices()
+    if idle:
+        print(f"rank {rank.rank} leaves {len(idle)} devices idle: start one rank a device", flush=True)
+    params = init(seed, data.batch(np.zeros(1, np.int64)))
+    momentum = jax.tree.map(np.zeros_like, params)
+    # Rank 0 says which checkpoint: on a shared file system the newest is not the newest everywhere at once.
+    found = agree("resume", checkpoint.newest(rank.checkpoint_dir))
+    if rank.checkpoint_dir and found:
+        state = checkpoint.load(rank.checkpoint_dir / found, as_state(params, momentum))
+        params, momentum = ({name: state[f"{kind}/{name}"] for name in params} for kind in ("params", "momentum"))
+    params, momentum = jax.device_put((params, momentum), device)
+    compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
+    log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
+    stopped = 0
+    with StopRequest() as stop:
+        for step in range(checkpoint.steps(found), steps):
+            began, watch = time.perf_counter(), Stopwatch()
+            numbers = share(global_batch(seed, step, batch_size, len(data.indices)), rank.rank, rank.world_size)
+            batch = data.batch(numbers)
+            on_device = jax.block_until_ready(jax.device_put(batch, device))
+            input_s = watch.lap()
+            row = jax.block_until_ready(compute(params, on_device, np.array(stop.votes(), np.float32)))
+            compute_s = watch.lap()
+            summed = jax.block_until_ready(all_reduce(row))
+            comm_s = watch.lap()
+            params, momentum = jax.block_until_ready(update(params, momentum, summed))
+            loss, *votes = np.asarray(summed)[: 1 + len(SIGNALS)].tolist()
+            compute_s += watch.lap()
+            stopped = agreed(votes)
+            if rank.rank == 0 and rank.checkpoint_dir and checkpoint.due(step + 1, steps, checkpoint_every, stopped):
+                checkpoint.save(rank.checkpoint_dir, step + 1, as_state(params, momentum))
+            wall_s = time.perf_counter() - began
+            if log:
+                log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
+                          samples=len(numbers), bytes_read=batch.nbytes)  # fmt: skip
+            if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
+                print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
+            if stopped:
+                break
+    if log:
+        log.close()
+    return stopped
+
+
+def as_state(params: Params, momentum: Params) -> Params:
+    """What a checkpoint holds, by name."""
+    named = {f"params/{name}": array for name, array in params.items()}
+    return named | {f"momentum/{name}": array for name, array in momentum.items()}
+
+
+if __name__ == "__main__":
+    main()

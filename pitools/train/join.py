@@ -1,0 +1,140 @@
+"""Joining the job: ranks meet at rank 0's host, make sure that they are of one job, and leave together.
+
+A port can still be held by the job that ran here before, or be given to two jobs at once. Ranks of two jobs that meet
+would train one model from two requests, so that before the first collective each shows rank 0, and rank 0 each, that
+it knows the job's nonce. What crosses the network is a hash; the nonce itself is neither sent nor printed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from pitools.core.errors import ClusterError, ConfigError
+from pitools.train.rank import Rank
+
+JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
+ANSWER_S = 60  # a rank that has joined answers for its nonce
+COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or rank 0 saving a checkpoint
+LEAVE_S = 30  # all have come to the end, or one has failed: so long its exit waits for the others, and then aborts
+
+Put = Callable[[str, str], None]
+Get = Callable[[str], str]
+Agree = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
+
+
+class WrongJob(ClusterError):
+    """This rank met a rank of another job."""
+
+
+@contextmanager
+def join_jax(rank: Rank) -> Iterator[Agree]:
+    """Be one of JAX's processes until the end of the block. Raises WrongJob, ConfigError.
+
+    Call before anything that starts JAX's backend. One rank drives one device: the GPU of its local rank, or the CPU.
+    """
+    import jax
+
+    if rank.world_size == 1:
+        yield lambda _, value: value
+        return
+    coordinator = _variable("JAX_COORDINATOR_ADDRESS")
+    # JAX's own preemption service would take SIGTERM from `StopRequest`.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        num_processes=rank.world_size,
+        process_id=rank.rank,
+        local_device_ids=_device_ids(rank.local_rank),
+        initialization_timeout=JOIN_S,
+        shutdown_timeout_seconds=LEAVE_S,
+    )
+    # The key-value store behind `initialize` has no public name yet.
+    from jax._src.distributed import global_state
+
+    client: Any = global_state.client
+
+    def get(key: str) -> str:
+        return str(client.blocking_key_value_get(key, ANSWER_S * 1000))
+
+    check_nonce(rank, client.key_value_set, get, where=coordinator)
+    yield _agreement(rank, client.key_value_set, get)
+    # Not in a `finally`: a rank that failed must say so now, not wait here for ranks that wait for it.
+    client.wait_at_barrier("pit/end", COLLECTIVE_S * 1000)
+    jax.distributed.shutdown()
+
+
+@contextmanager
+def join_torch(rank: Rank, backend: str) -> Iterator[Agree]:
+    """Be one rank of torch's default process group until the end of the block. Raises WrongJob, ConfigError.
+
+    backend: `nccl` or `gloo`.
+    """
+    import torch.distributed as dist
+
+    if rank.world_size == 1:
+        yield lambda _, value: value
+        return
+    host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
+    lead = rank.rank == 0
+    store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
+
+    def get(key: str) -> str:
+        store.wait([key], timedelta(seconds=ANSWER_S))
+        return bytes(store.get(key)).decode()
+
+    check_nonce(rank, store.set, get, where=f"{host}:{port}")
+    timeout = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
+    yield _agreement(rank, store.set, get)
+    # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def check_nonce(rank: Rank, put: Put, get: Get, *, where: str) -> None:
+    """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
+    mine = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
+    if rank.rank == 0:
+        put("pit/nonce/0", mine)
+        found = {other: get(f"pit/nonce/{other}") for other in range(1, rank.world_size)}
+    else:
+        # Looks before it shows itself: rank 0 waits for the latter, and may end, and the store with it, right after.
+        found = {0: get("pit/nonce/0")}
+        put(f"pit/nonce/{rank.rank}", mine)
+    strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in found.items() if theirs != mine]
+    verdict = f"rank {rank.rank} of job {mine[:8]} met {', '.join(strangers[:4])}" if strangers else ""
+    if rank.rank == 0:
+        put("pit/verdict", verdict)
+    if verdict := verdict or get("pit/verdict"):
+        hint = "two jobs share a coordinator address: end the older one, then resume this run"
+        raise WrongJob(verdict, where=where, hint=hint)
+
+
+def _agreement(rank: Rank, put: Put, get: Get) -> Agree:
+    def agree(key: str, value: str) -> str:
+        if rank.rank == 0:
+            put(f"pit/{key}", value)
+        return get(f"pit/{key}")
+
+    return agree
+
+
+def _device_ids(local_rank: int) -> list[int]:
+    if text := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return [int(part) for part in text.split(",")]
+    # Where Slurm binds GPUs to tasks each rank sees its own as number 0; else all ranks of a node see all.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [local_rank % len(visible.split(","))] if visible else [local_rank]
+
+
+def _variable(name: str) -> str:
+    if not os.environ.get(name):
+        hint = "the launcher sets it for each rank; alone, unset PIT_WORLD_SIZE"
+        raise ConfigError(f"{name} is not set, and there is more than one rank", where="environment", hint=hint)
+    return os.environ[name]

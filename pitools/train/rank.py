@@ -1,0 +1,75 @@
+"""What a launcher tells a rank, in its environment. With no launcher: one rank, no step log, no checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.errors import ConfigError
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a training job.
+
+    rank, world_size: its number among all, and how many there are. local_rank: its number on this node.
+    nonce: random text that only this job's ranks share. attempt_dir: where the step log goes, None for nowhere.
+    checkpoint_dir: where checkpoints are found and kept, None for nowhere.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    nonce: str = ""
+    attempt_dir: Path | None = None
+    checkpoint_dir: Path | None = None
+
+
+def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
+    """This process's rank, from `PIT_*`. Raises ConfigError naming the variable that is not possible."""
+    for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
+        # N tasks that each believe to be alone would train N models, and write over each other's checkpoints.
+        if _count(env, name, 1) > 1:
+            hint = "start ranks with `pit launch run`, or as `python -m pitools.launch.worker jax|torch -- COMMAND`"
+            raise ConfigError(f"{name}={env[name]}, but PIT_WORLD_SIZE is not set", where="environment", hint=hint)
+    rank, world_size = _count(env, "PIT_RANK", 0), _count(env, "PIT_WORLD_SIZE", 1)
+    if rank >= world_size:
+        raise ConfigError(f"PIT_RANK={rank} is not one of PIT_WORLD_SIZE={world_size} ranks", where="environment")
+    return Rank(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_count(env, "PIT_LOCAL_RANK", 0),
+        nonce=env.get("PIT_NONCE", ""),
+        attempt_dir=_folder(env, "PIT_ATTEMPT_DIR"),
+        checkpoint_dir=_folder(env, "PIT_CHECKPOINT_DIR"),
+    )
+
+
+def dataset_path(name: str, env: Mapping[str, str] = os.environ) -> Path:
+    """Where the dataset called `name` was staged on this node: `PIT_DATA_<NAME>`. Raises ConfigError."""
+    variable = "PIT_DATA_" + "".join(letter if letter.isalnum() else "_" for letter in name.upper())
+    if not env.get(variable):
+        hint = f"request the dataset, or set {variable} to the folder of one version"
+        raise ConfigError(f'no staged dataset "{name}": {variable} is not set', where="environment", hint=hint)
+    return Path(env[variable])
+
+
+def threads(env: Mapping[str, str] = os.environ) -> int | None:
+    """CPU threads this rank may use, as its launcher or Slurm said; None when nobody did."""
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        if count := _count(env, name, 0):
+            return count
+    return None
+
+
+def _count(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name}={text!r} is not a count", where="environment")
+    return int(text)
+
+
+def _folder(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None

@@ -1,0 +1,44 @@
+"""Stopping between two steps: a signal at any one rank, and all ranks stop after the same step."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+# SIGTERM is Slurm's, at preemption and at the time limit; SIGUSR2 a job asks for with `--signal` (USR1 is NCCL's).
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+class StopRequest:
+    """Notes SIGTERM and SIGUSR2 instead of dying of them. Use in the main thread, as a context manager.
+
+    A handler can only note: to save there and then, one rank alone would leave the others waiting in a collective.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def votes(self) -> list[float]:
+        """One number a signal, 1 if this rank has received it: to be summed over ranks together with the gradients."""
+        return [float(self.received == number) for number in SIGNALS]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+
+def agreed(votes: Sequence[float]) -> int:
+    """The signal to stop for, from the votes summed over ranks, the same at every rank; 0 to go on."""
+    return next((int(number) for number, count in zip(SIGNALS, votes, strict=True) if count > 0), 0)

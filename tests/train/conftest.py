@@ -1,0 +1,123 @@
+"""Jobs as a launcher starts them: one process a rank, with its environment set, on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pitools.dataset.ingest import ingest
+from pitools.run import steps
+
+LIMIT_S = 120
+FOREIGN = ("PIT_", "SLURM_", "JAX_", "XLA_", "CUDA_", "MASTER_", "OMP_", "NPROC", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def write_recording(path: Path, lengths: Sequence[int], *, size: int = 16, seed: int = 0) -> Path:
+    """A robomimic file of noise, whose actions follow from what is seen; its first demo is the split `valid`."""
+    rng = np.random.default_rng(seed)
+    mixing = rng.normal(size=(4, 3))
+    with h5py.File(path, "w") as file:
+        for i, length in enumerate(lengths):
+            demo = file.create_group(f"data/demo_{i}")
+            image = rng.integers(0, 256, (length, size, size, 3), np.uint8)
+            proprio = rng.normal(3.0, 0.1, (length, 4))
+            demo["obs/eye_image"], demo["obs/joints"] = image, proprio
+            demo["obs/depth"] = np.zeros((length, size, size), np.float32)
+            demo["actions"] = (proprio @ mixing + image.mean(axis=(1, 2, 3))[:, None] / 255.0).astype(np.float32)
+        names = [f"demo_{i}" for i in range(len(lengths))]
+        file["mask/train"], file["mask/valid"] = np.array(names[1:], "S"), np.array(names[:1], "S")
+    return path
+
+
+@pytest.fixture(scope="session")
+def recording() -> Callable[..., Path]:
+    """Writes a small robomimic file."""
+    return write_recording
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version of 60 steps to learn from, and 10 not to."""
+    folder = tmp_path_factory.mktemp("small")
+    return Path(ingest([write_recording(folder / "a.hdf5", (10, 25, 35))], root=folder / "data", name="small").path)
+
+
+class Job:
+    """The processes of one job, and what they left in its folder."""
+
+    def __init__(self, folder: Path, module: str, data: Path, nonces: Sequence[str], args: dict[str, object]) -> None:
+        self.folder = folder
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        shared = {
+            **kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "PIT_WORLD_SIZE": str(len(nonces)), "PIT_DATA_DEMO": str(data),
+            "PIT_ATTEMPT_DIR": str(folder), "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
+        }  # fmt: skip
+        folder.mkdir(parents=True)
+        call = f"from pitools.train.{module} import main; main(**{args!r})"
+        self.processes = []
+        for rank, nonce in enumerate(nonces):
+            env = {**shared, "PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank), "PIT_NONCE": nonce}
+            with (folder / f"{rank}.out").open("wb") as out:
+                argv = [sys.executable, "-c", call]
+                self.processes.append(subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT))
+
+    def wait(self) -> list[int]:
+        """Exit codes by rank."""
+        deadline = time.monotonic() + LIMIT_S
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+
+    def ok(self) -> Job:
+        """Itself, after every rank has ended well and said nothing that reads like trouble."""
+        assert self.wait() == [0] * len(self.processes), self.text()
+        assert "Traceback" not in self.text()
+        assert "rror" not in self.text()
+        return self
+
+    def log(self, rank: int = 0) -> list[steps.Step]:
+        """The step log of a rank so far."""
+        path = self.folder / "steps" / f"{rank}.jsonl"
+        return steps.read(path) if path.exists() else []
+
+    def losses(self, rank: int = 0) -> list[float]:
+        """The losses a rank has logged."""
+        return [step.loss for step in self.log(rank)]
+
+    def text(self, rank: int | None = None) -> str:
+        """What a rank printed, or all of them."""
+        ranks = range(len(self.processes)) if rank is None else (rank,)
+        return "".join((self.folder / f"{number}.out").read_text() for number in ranks)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Callable[..., Job]]:
+    """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt."""
+    jobs = []
+
+    def begin(folder: Path, module: str, data: Path, nonces: Sequence[str] = ("aa",), **args: object) -> Job:
+        jobs.append(Job(folder, module, data, nonces, args))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.kill()
