@@ -1,0 +1,193 @@
+"""`pit launch`: a training job on a site, as a folder you can follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import format_option, pairs, site_option
+
+if TYPE_CHECKING:
+    from pitools.launch.plan import Plan
+    from pitools.run.folder import Run
+    from pitools.site.model import Site
+
+RUN_COLUMNS = ("run_id", "site", "job_id", "state", "exit_code", "nodes", "created")
+
+
+@click.group()
+def group() -> None:
+    """Run a training job on a site, as a folder you can follow."""
+
+
+@group.command()
+@click.argument("request")
+@site_option
+@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
+@format_option
+def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
+    """Show what `run` would do with REQUEST (a TOML file), as a record that `run -` accepts."""
+    from pitools.core.output import Output
+    from pitools.site.load import load
+
+    with Output(form, ("name", "site", "job", "data")) as out:
+        out(_plan(request, load(site_name), data, nodes))
+
+
+@group.command()
+@click.argument("request")
+@site_option
+@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
+@click.option("--wait", is_flag=True, help="Return when the run has ended; exit 1 unless it completed.")
+@format_option
+@click.pass_context
+def run(
+    ctx: click.Context, request: str, site_name: str, data: tuple[str, ...], nodes: int | None, wait: bool, form: str
+) -> None:
+    """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
+    from pitools.core.output import Output
+    from pitools.launch import status, submit
+    from pitools.site.load import load
+
+    planned = _plan_from_stdin() if request == "-" else _plan(request, load(site_name), data, nodes)
+    site = load(planned.site)
+    run_dir = submit.run(planned, site)
+    click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
+    ended = _follow(run_dir, site, int(planned.request.args.get("steps", 0))) if wait else None
+    with Output(form, RUN_COLUMNS) as out:
+        out(ended or status.show(run_dir, site))
+    if ended and ended.state != "COMPLETED":
+        click.echo(f"pit: the run {ended.state.lower()}; see: pit launch logs {run_dir}", err=True)
+        ctx.exit(1)
+
+
+@group.command("list")
+@site_option
+@format_option
+def list_(site_name: str, form: str) -> None:
+    """List the runs of a site, oldest first, by what their folders say (no question to Slurm)."""
+    from pitools.core.output import Output
+    from pitools.launch import status
+    from pitools.site.load import load
+
+    site = load(site_name)
+    with Output(form, RUN_COLUMNS) as out:
+        for path in sorted(_runs(site).glob("*/plan.json")):
+            if not path.parent.name.startswith("."):
+                out(status.show(path.parent, site, ask=False))
+
+
+@group.command()
+@click.argument("run")
+@site_option
+@click.option("--steps", is_flag=True, help="Show what its step log adds up to instead.")
+@format_option
+@click.pass_context
+def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -> None:
+    """Show a run, by id or folder, as it is now."""
+    from pitools.core.output import Output
+    from pitools.launch import status
+
+    run_dir, site = _find(run, site_name)
+    if steps:
+        summary = status.summary(run_dir)
+        if summary is None:
+            click.echo("pit: the run has no steps yet", err=True)
+            ctx.exit(1)
+        with Output(form) as out:
+            out(summary)
+        return
+    with Output(form, RUN_COLUMNS) as out:
+        out(status.show(run_dir, site))
+
+
+@group.command()
+@click.argument("run")
+@site_option
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
+def logs(run: str, site_name: str, rank: int, follow: bool) -> None:
+    """Print one rank's output of the last attempt; before the ranks start, the job's own."""
+    from pitools.launch import logs
+
+    run_dir, site = _find(run, site_name)
+    for text in logs.read(run_dir, site, rank, follow=follow):
+        click.echo(text, nl=False)
+
+
+@group.command()
+@click.argument("run")
+@site_option
+@format_option
+def cancel(run: str, site_name: str, form: str) -> None:
+    """End a run; safe to repeat."""
+    from pitools.core.output import Output
+    from pitools.launch import status
+
+    run_dir, site = _find(run, site_name)
+    status.cancel(run_dir, site)
+    with Output(form, RUN_COLUMNS) as out:
+        out(status.show(run_dir, site))
+
+
+def _plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) -> Plan:
+    from msgspec.structs import replace
+
+    from pitools.launch import plan
+    from pitools.launch import request as requests
+
+    path = Path(request)
+    wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
+    if nodes:
+        wanted = replace(wanted, nodes=nodes)
+    return plan.make(wanted, site, str(path), request_text=path.read_text())
+
+
+def _plan_from_stdin() -> Plan:
+    import sys
+
+    import msgspec
+
+    from pitools.core.errors import UsageError
+    from pitools.launch.plan import Plan
+
+    try:
+        return msgspec.json.decode(sys.stdin.read(), type=Plan)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"not a plan: {error}", where="stdin", hint="pipe it from `pit launch plan`") from error
+
+
+def _runs(site: Site) -> Path:
+    from pitools.site.template import fill
+
+    return Path(fill(site.paths.runs)).absolute()
+
+
+def _find(run: str, site_name: str) -> tuple[Path, Site]:
+    """A run's folder and the site it is on, which its plan knows better than a flag."""
+    from pitools.launch import status
+    from pitools.run import folder
+    from pitools.site.load import load
+
+    run_dir = folder.find(_runs(load(site_name)), run)
+    return run_dir, load(status.plan_of(run_dir).site)
+
+
+def _follow(run_dir: Path, site: Site, steps: int) -> Run:
+    """Wait for the run with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
+    from pitools.core.progress import bar
+    from pitools.launch import status
+
+    try:
+        with bar(run_dir.name, steps, unit="steps") as advance:
+            return status.wait(run_dir, site, advance)
+    except KeyboardInterrupt:
+        if site.scheduler == "none":
+            status.cancel(run_dir, site)
+        else:
+            click.echo(f"pit: the job goes on; end it with: pit launch cancel {run_dir}", err=True)
+        raise

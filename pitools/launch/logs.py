@@ -1,0 +1,54 @@
+"""A rank's output, from files: following a log asks Slurm for nothing but whether the run has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pitools.core.errors import TryLater, UsageError
+from pitools.launch import status
+from pitools.run import folder
+from pitools.site.model import Site
+from pitools.slurm.states import is_finished
+
+_ASK_S = 15.0
+
+
+def path(run_dir: Path, rank: int) -> Path | None:
+    """The rank's log of the last attempt; the job script's own before there is one; None before that."""
+    made = folder.attempts(run_dir)
+    if made and (log := made[-1] / "logs" / f"{rank}.out").exists():
+        return log
+    own = sorted([*run_dir.glob("slurm-*.out"), *run_dir.glob("supervisor.out")])
+    return own[-1] if own else None
+
+
+def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
+    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
+    plan = status.plan_of(run_dir)
+    ranks = plan.job.nodes * plan.job.tasks_per_node
+    if rank >= ranks:
+        raise UsageError(f"rank {rank} of {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
+    shown: Path | None = None
+    at, asked, ended = 0, time.monotonic(), not follow
+    while True:
+        log = path(run_dir, rank)
+        if log != shown:
+            shown, at = log, 0
+        if log:
+            with log.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+            at += len(data)
+            if data:
+                yield data.decode(errors="replace")
+        if ended:
+            return
+        time.sleep(0.5)
+        ask = time.monotonic() - asked > _ASK_S
+        asked = time.monotonic() if ask else asked
+        try:
+            ended = is_finished(status.show(run_dir, site, ask=ask).state)
+        except TryLater:
+            continue

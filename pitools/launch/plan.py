@@ -1,0 +1,112 @@
+"""A request and a site become a plan: pure data, from which the script, the run and its records follow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import units
+from pitools.core.errors import ConfigError
+from pitools.core.record import Record
+from pitools.launch.request import Request
+from pitools.site import dialect
+from pitools.site.model import Site
+from pitools.site.template import Dataset, fill, render
+from pitools.stage.source import find
+from pitools.store import manifest
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """A dataset of the plan: where it is copied from, which version, and how many bytes each node will hold."""
+
+    name: str
+    source: str
+    version: str
+    bytes: int
+
+
+class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
+    """Everything that was decided before anything is done. `pit launch run -` accepts it."""
+
+    name: str
+    site: str
+    request: Request
+    job: dialect.Job
+    data: tuple[Staged, ...]
+    runs: str
+    nvme: str
+    python: str
+    request_text: str = ""
+
+
+def make(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
+    """Resolve a request for a site. Reads the manifests of its datasets, and nothing else.
+
+    Raises ConfigError for a partition, tier, account or size the site does not have, DataError for a dataset that is
+    not one.
+    """
+    name = request.partition or site.defaults.partition
+    partition = dialect.partition(site, name, where) if name or site.partitions else None
+    account = request.account or site.defaults.account
+    if account and site.accounts and account not in site.accounts:
+        raise ConfigError(f'site "{site.name}" has no account "{account}"', where=where, hint=str(site.accounts))
+    time_s = units.seconds(request.time or site.defaults.time)
+    if partition is not None:
+        if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
+            what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
+            raise ConfigError(what, where=where, hint=f"ask for at most {partition.nodes}")
+        if request.gpus_per_node > partition.gpus_per_node:
+            what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
+            raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
+        if partition.max_time and time_s > units.seconds(partition.max_time):
+            what = f'time = "{request.time}" is over the limit of partition "{name}", {partition.max_time}'
+            raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
+    if request.data and not site.paths.nvme:
+        raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
+    job = dialect.Job(
+        name=request.name,
+        nodes=request.nodes,
+        tasks_per_node=request.tasks_per_node,
+        cpus_per_task=request.cpus_per_task,
+        gpus_per_node=request.gpus_per_node,
+        memory=request.memory,
+        time_s=time_s,
+        partition=name,
+        account=account,
+        qos=dialect.qos(site, request.tier or site.defaults.tier, where),
+        constraint=request.constraint,
+        nodelist=request.nodelist,
+        exclude=request.exclude,
+        # JAX's preemption service and torch's launcher both read SIGTERM as the end; USR2 is free, USR1 is NCCL's.
+        signal="USR2@90",
+    )
+    return Plan(
+        name=request.name,
+        site=site.name,
+        request=request,
+        job=job,
+        data=tuple(_staged(name, source) for name, source in request.data.items()),
+        runs=str(Path(fill(site.paths.runs)).absolute()),
+        nvme=site.paths.nvme,
+        python=site.paths.python or sys.executable,
+        request_text=request_text,
+    )
+
+
+def _staged(name: str, source: str) -> Staged:
+    folder = find(Path(source))
+    held, raw = manifest.load(folder)
+    return Staged(name=name, source=str(folder), version=manifest.version(raw), bytes=held.total_bytes)
+
+
+def script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "") -> str:
+    """The sbatch text of a plan; the payload is what every rank runs, as shell text."""
+    logs = f"{run_dir}/slurm-%A_%a.out" if array else f"{run_dir}/slurm-%j.out"
+    job = msgspec.structs.replace(plan.job, name=Path(run_dir).name, output=logs, array=array)
+    datasets = [Dataset(name=data.name, source=data.source) for data in plan.data]
+    return render(
+        site, "train", job, payload=payload, datasets=datasets, environment=plan.request.env,
+        run_dir=run_dir, python=plan.python,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""How the ranks of one job find rank 0, and cannot find another job's.
+
+Slurm gives every rank its number and we give it rank 0's address; the port is what can go wrong. Two jobs on one node
+may choose the same port, gRPC listens with SO_REUSEPORT so that both succeed, and the ranks of two jobs then join one
+another. So rank 0 first holds a *guard* port, exclusively, for as long as it lives, and answers there to ranks that
+prove they know the job's nonce. The framework's own port is the guard's neighbour, named in the guard's answer.
+
+    candidates   pairs of ports (guard, framework) in an order that follows from job id, step and restart
+    rank 0       takes the first pair of which nobody else holds either port
+    other ranks  walk the same pairs until a guard proves that it knows the nonce
+
+Every message is one line. Both sides prove the nonce by HMAC over the other's challenge; it never travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pitools.core.errors import ClusterError, Unreachable
+
+_LINE_LIMIT = 1024
+_ANSWER_S = 5.0  # one guard's whole answer; a port that accepts and then says nothing is not ours
+
+
+class Job(NamedTuple):
+    """What all ranks of one start of one job know, and no other job does.
+
+    key: text that differs per job, step and restart. nonce: hex secret. ports: first and last port that may be used.
+    """
+
+    key: str
+    nonce: str
+    world_size: int
+    ports: tuple[int, int]
+
+
+def candidates(job: Job) -> Iterator[tuple[int, int]]:
+    """Pairs (guard port, framework port), every pair of the range once, starting where the job's key falls."""
+    first, last = job.ports
+    pairs = (last - first + 1) // 2
+    start = int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8], "big") % pairs
+    for step in range(pairs):
+        guard = first + 2 * ((start + step) % pairs)
+        yield guard, guard + 1
+
+
+class Guard:
+    """Rank 0's side: holds the guard port until `close`, and answers the other ranks from a thread."""
+
+    def __init__(self, job: Job, address: str) -> None:
+        self._job = job
+        self._listener, self.port, self.framework_port = _hold(job, address)
+        self.coordinator = _join(address, self.framework_port)
+        self._joined: set[int] = set()
+        self._all_joined = threading.Event()
+        threading.Thread(target=self._serve, name="pit-guard", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every other rank has been here. Raises Unreachable naming the ranks that have not."""
+        if self._job.world_size > 1 and not self._all_joined.wait(timeout_s):
+            missing = sorted(set(range(1, self._job.world_size)) - self._joined)
+            what = f"ranks {missing} did not reach rank 0 within {timeout_s:g} s"
+            raise Unreachable(what, where=f"rank 0, port {self.port}", hint="see the logs of those ranks")
+
+    def close(self) -> None:
+        """Let the port go."""
+        # A thread that waits in accept() keeps a closed socket listening; shutting it down wakes the thread.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            # A thread each, so that a stranger who connects and says nothing delays nobody.
+            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        # A stranger, a port scanner, or a rank that went away is not this job's failure.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection:
+            self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(_ANSWER_S)
+        challenge = secrets.token_hex(16)
+        _send(connection, {"challenge": challenge})
+        hello = _receive(connection)
+        rank = int(hello["rank"])
+        if not _proves(self._job.nonce, f"rank {rank} {challenge}", hello["proof"]):
+            return
+        proof = _proof(self._job.nonce, f"guard {rank} {hello['challenge']}")
+        _send(connection, {"proof": proof, "coordinator": self.coordinator})
+        self._joined.add(rank)
+        if len(self._joined) >= self._job.world_size - 1:
+            self._all_joined.set()
+
+
+def join(job: Job, address: str, rank: int, *, timeout_s: float) -> str:
+    """Another rank's side: the coordinator's `address:port`, from the one guard that knows this job's nonce.
+
+    Walks the candidate ports, few at first and more each round, until the time is up. Raises Unreachable.
+    """
+    deadline = time.monotonic() + timeout_s
+    pairs = list(candidates(job))
+    reach = 4
+    while time.monotonic() < deadline:
+        for guard_port, _ in pairs[:reach]:
+            coordinator = _ask(job, address, guard_port, rank, min(_ANSWER_S, deadline - time.monotonic()))
+            if coordinator:
+                return coordinator
+        reach = min(reach * 2, len(pairs))
+        time.sleep(0.1)
+    what = f"rank {rank} found no rank 0 of its own job at {address} within {timeout_s:g} s"
+    raise Unreachable(what, where=f"ports {job.ports[0]}-{job.ports[1]}", hint="see the log of rank 0")
+
+
+def _hold(job: Job, address: str) -> tuple[socket.socket, int, int]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for guard_port, framework_port in candidates(job):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # No SO_REUSEADDR and no SO_REUSEPORT, on every interface: binding fails if anybody at all is there.
+            listener.bind(("", guard_port))
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(("", framework_port))
+            listener.listen(256)
+        except OSError:
+            listener.close()
+            continue
+        return listener, guard_port, framework_port
+    raise ClusterError(
+        "no free pair of ports", where=f"ports {job.ports[0]}-{job.ports[1]}", hint="widen network.ports of the site"
+    )
+
+
+def _ask(job: Job, address: str, port: int, rank: int, timeout_s: float) -> str:
+    """What the guard at this port answers, or "" when it is not this job's."""
+    try:
+        with socket.create_connection((address, port), timeout=max(0.05, timeout_s)) as connection:
+            greeting = _receive(connection)
+            challenge = secrets.token_hex(16)
+            proof = _proof(job.nonce, f"rank {rank} {greeting['challenge']}")
+            _send(connection, {"rank": rank, "challenge": challenge, "proof": proof})
+            answer = _receive(connection)
+            ours = _proves(job.nonce, f"guard {rank} {challenge}", answer["proof"])
+            return str(answer["coordinator"]) if ours else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _proof(nonce: str, text: str) -> str:
+    return hmac.new(bytes.fromhex(nonce), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _proves(nonce: str, text: str, proof: object) -> bool:
+    return isinstance(proof, str) and hmac.compare_digest(_proof(nonce, text).encode(), proof.encode())
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        part = connection.recv(_LINE_LIMIT)
+        if not part or len(data) > _LINE_LIMIT:
+            raise ValueError("not a line of ours")
+        data += part
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError("not a message of ours")
+    return message
+
+
+def _join(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

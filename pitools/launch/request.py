@@ -1,0 +1,109 @@
+"""The request: what a person wants to run, in their words. Strict TOML."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pitools.core import toml, units
+from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.site import dialect
+
+Framework = Literal["jax", "torch", "none"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
+_ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training job, for any site.
+
+    entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
+    rank; exactly one of the two. data: name → folder of a dataset version; ranks read it at `PIT_DATA_<NAME>`.
+    time: as `sbatch --time`, or `2h`. tier: looked up in the site's tiers. partition, account, tier: "" is the site's.
+    workdir: where ranks run, relative to the request file. memory: of each node, as `sbatch --mem`.
+    """
+
+    name: str
+    entry: str = ""
+    command: str = ""
+    framework: Framework = "none"
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    gpus_per_node: int = 0
+    memory: str = ""
+    time: str = ""
+    tier: str = ""
+    partition: str = ""
+    account: str = ""
+    constraint: str = ""
+    nodelist: str = ""
+    exclude: str = ""
+    workdir: str = "."
+    data: dict[str, str] = {}
+    args: dict[str, Any] = {}
+    env: dict[str, str] = {}
+
+
+def load(path: Path) -> Request:
+    """The request in a file, checked. Raises ConfigError naming the key, and the nearest known one."""
+    request = toml.convert(toml.read(path), Request, str(path))
+    check(request, str(path))
+    workdir = (path.parent / request.workdir).resolve()
+    data = {name: str((path.parent / source).resolve()) if source else "" for name, source in request.data.items()}
+    return msgspec.structs.replace(request, workdir=str(workdir), data=data)
+
+
+def check(request: Request, where: str) -> None:
+    """What types alone cannot say. Raises ConfigError naming the key."""
+
+    def require(condition: bool, what: str, hint: str = "") -> None:
+        if not condition:
+            raise ConfigError(what, where=where, hint=hint)
+
+    require(bool(_NAME.fullmatch(request.name)), f"name = {request.name!r}", "lower case, digits, - and _; at most 48")
+    require(bool(request.entry) != bool(request.command), "give either entry or command", 'entry = "module:function"')
+    require(not request.entry or bool(_ENTRY.fullmatch(request.entry)), f"entry = {request.entry!r}", "module:function")
+    require(bool(request.entry) or not request.args, "args go with entry; a command has its own arguments")
+    for key in ("nodes", "tasks_per_node", "cpus_per_task"):
+        require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")
+    require(request.gpus_per_node >= 0, f"gpus_per_node = {request.gpus_per_node} must be 0 or more")
+    for name in request.data:
+        require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
+    for name in request.env:
+        try:
+            dialect.variable(name)
+        except PitError as error:
+            raise ConfigError(f"env: {error.what}", where=where, hint=error.hint) from error
+    for key, value in _texts(request):
+        # A command may hold newlines: it travels in plan.json, never in a script.
+        whole = value.replace("\n", "") if key == "command" else value
+        require(whole.isprintable(), f"{key} holds a newline, NUL or other control character")
+    if request.time:
+        try:
+            units.seconds(request.time)
+        except PitError as error:
+            raise ConfigError(f"time: {error.what}", where=where, hint=error.hint) from error
+
+
+def _texts(request: Request) -> list[tuple[str, str]]:
+    pairs = [(key, value) for key in request.__struct_fields__ if isinstance(value := getattr(request, key), str)]
+    return [*pairs, *request.data.items(), *((f"env.{name}", value) for name, value in request.env.items())]
+
+
+def with_data(request: Request, pairs: dict[str, str]) -> Request:
+    """The request with `--data NAME=PATH` filled in. Raises ConfigError for a name it has not, or one still open."""
+    for name in pairs:
+        if name not in request.data:
+            hint = nearest(name, request.data) or f'add `{name} = ""` under [data]'
+            raise ConfigError(f'the request has no dataset "{name}"', where=f"--data {name}", hint=hint)
+    data = {**request.data, **{name: str(Path(source).resolve()) for name, source in pairs.items()}}
+    missing = [name for name, source in data.items() if not source]
+    if missing:
+        raise ConfigError(f'dataset "{missing[0]}" has no path', where="[data]", hint=f"--data {missing[0]}=PATH")
+    return msgspec.structs.replace(request, data=data)

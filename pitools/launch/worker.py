@@ -1,0 +1,133 @@
+"""What runs as every rank: find the others, set the environment, become the user's program.
+
+    python -m pitools.launch.worker jax -- python train.py …      of a script that a person submits
+    python -m pitools.launch.worker submitit FOLDER               of a job that submitit submitted: its pickle
+    python -m pitools.launch.worker plan <run>/plan.json          of a local run
+
+Exit codes of its own, beside the program's: 90 the ranks did not meet, 91 rank 0 is not where the rank order says,
+92 a dataset is not on the node. All may be retried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import proc
+from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
+from pitools.launch import env, rendezvous
+from pitools.launch.plan import Plan
+from pitools.run import folder
+
+JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
+NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
+
+
+def run(plan_path: str) -> None:
+    """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
+    plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=Plan)
+    request = plan.request
+    _enter(request.framework)
+    if request.command:
+        code = proc.foreground(["bash", "-c", request.command], env=os.environ, cwd=Path(request.workdir))
+        if code:
+            raise SystemExit(code)
+        return
+    os.chdir(request.workdir)
+    sys.path.insert(0, request.workdir)
+    module, function = request.entry.split(":")
+    getattr(importlib.import_module(module), function)(**request.args)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Leave word of a failure, if this rank is the first of its attempt.
+
+    srun returns the highest code of all ranks, and those that it ends because of the first (143) hide it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+        place = " ".join(os.environ.get(name, "?") for name in ("SLURM_PROCID", "SLURMD_NODENAME"))
+        attempt = os.environ.get("PIT_ATTEMPT_DIR")
+        with contextlib.suppress(OSError):  # whoever was first has the file
+            if code and attempt:
+                with (Path(attempt) / "first_failure").open("x") as file:
+                    file.write(f"{code} {place}\n")
+        raise
+
+
+def _enter(framework: str) -> None:
+    """Meet the other ranks and set this process's environment. Raises SystemExit with a code of ours."""
+    at = env.place(os.environ)
+    try:
+        data = env.datasets(at)
+        coordinator = _meet(at)
+    except PitError as error:
+        print(f"pit: rank {at.rank} on {at.node}: {error}", file=sys.stderr)
+        code = {Unreachable: NOT_MET, DataError: NO_DATA}.get(type(error), MISPLACED)
+        raise SystemExit(code) from error
+    os.environ.update(variables(at, os.environ, framework, coordinator, data))
+    record = folder.Rank(
+        rank=at.rank, world_size=at.world_size, local_rank=at.local_rank, node=at.node, pid=os.getpid(),
+        coordinator=coordinator, data=data,
+    )  # fmt: skip
+    folder.write(at.attempt_dir / "ranks" / f"{at.rank}.json", record)
+
+
+def _meet(at: env.Place) -> str:
+    """The coordinator's `address:port`, once this rank and rank 0 have proved to each other that they are one job."""
+    if at.rank != 0:
+        return rendezvous.join(at.job, at.address, at.rank, timeout_s=JOIN_S)
+    if at.node != at.head:
+        raise ClusterError(f"rank 0 is on {at.node}, but the rank order begins with {at.head}")
+    # The guard's thread keeps it for as long as this process lives, and with it its port: no other job of ours takes
+    # the pair.
+    guard = rendezvous.Guard(at.job, at.address)
+    guard.wait(JOIN_S)
+    return guard.coordinator
+
+
+def variables(
+    at: env.Place, environ: Mapping[str, str], framework: str, coordinator: str, data: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables a rank gets on top of its job's."""
+    added = env.common(at, environ, data)
+    if framework == "jax":
+        added |= env.jax(at, environ, coordinator)
+    elif framework == "torch":
+        added |= env.torch(at, coordinator)
+    return added
+
+
+def main(argv: list[str]) -> int:
+    """One rank, in one of the three ways that the module's docstring shows."""
+    how, *rest = argv or [""]
+    with _telling():
+        if how == "plan" and len(rest) == 1:
+            run(rest[0])
+        elif how == "submitit" and len(rest) == 1:
+            from submitit.core.submission import process_job
+
+            os.environ["SUBMITIT_EXECUTOR"] = "slurm"
+            process_job(rest[0])
+        elif how in ("jax", "torch", "none") and len(rest) > 1 and rest[0] == "--":
+            _enter(how)
+            if code := proc.foreground(rest[1:], env=os.environ):
+                raise SystemExit(code)
+        else:
+            print("usage: python -m pitools.launch.worker jax|torch|none -- COMMAND…", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The accounting that the clusters share: MariaDB's first data, and the accounts, users and QOS in slurmdbd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+
+from devcluster_parts.layout import Layout
+from devcluster_parts.problems import Problem
+from devcluster_parts.tools import environment, run
+
+ACCOUNTS = ("lab", "infra")
+QOS = {"low": ("10", ""), "normal": ("100", "low"), "high": ("1000", "low,normal")}
+"""Name to priority and the QOS it preempts (by requeue)."""
+
+PROMPT = "sacctmgr: "
+
+
+def prepare_database(layout: Layout, *, limit_s: float) -> bool:
+    """Make MariaDB's system tables; False when they are there. They appear whole or not at all."""
+    data = layout.database / "data"
+    if data.is_dir():
+        return False
+    layout.database.mkdir(mode=0o700, exist_ok=True)
+    part = layout.database / "data.part"
+    if part.exists():
+        shutil.rmtree(part)
+    user = environment()["USER"]
+    argv = ["mariadb-install-db", "--no-defaults", f"--datadir={part}", f"--user={user}", "--skip-test-db"]
+    # Whoever reaches the socket as this user of the machine is this user of the database: there is no password.
+    argv += ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}"]
+    run(argv, root=layout.root, limit_s=limit_s)
+    os.rename(part, data)
+    return True
+
+
+def settle(layout: Layout, *, limit_s: float) -> bool:
+    """Make the accounts, the user's associations and the QOS where they are missing; False when all was there.
+
+    Raises Problem with sacctmgr's words when they are still not there afterwards.
+    """
+    user = environment()["USER"]
+    clusters = [cluster.name for cluster in layout.clusters]
+    answers = _ask(layout, _questions(user), limit_s)
+    if _is_settled(answers, clusters):
+        return False
+    said: list[str] = []
+    if not _has_qos(answers):
+        said += _ask(layout, _qos_changes(), limit_s)
+    if missing := [cluster for cluster in clusters if not _has_accounts(answers, cluster)]:
+        # In a process of its own: sacctmgr reads the names of the QOS once, and then does not know newer ones.
+        said += _ask(layout, _account_changes(user, missing), limit_s)
+    if not _is_settled(_ask(layout, _questions(user), limit_s), clusters):
+        log = str(layout.logs / "slurmdbd.log")
+        raise Problem("slurmdbd does not hold what it was given:\n" + "".join(said), where=log, hint="see that log")
+    return True
+
+
+def _qos_changes() -> list[str]:
+    lines = []
+    for name, (priority, preempts) in QOS.items():
+        # Each is made after those it preempts; an empty `preempt=` is refused by 22.05 ("Preemption loop").
+        options = f"priority={priority} preemptmode=requeue" + (f" preempt={preempts}" if preempts else "")
+        # `add` says "Nothing new added" to one that is there, as normal always is.
+        lines += [f"add qos name={name} {options}", f"modify qos {name} set {options}"]
+    return lines
+
+
+def _account_changes(user: str, clusters: Sequence[str]) -> list[str]:
+    every = f"cluster={','.join(clusters)}"
+    names = ",".join(ACCOUNTS)
+    allowed = f"qos={','.join(QOS)} defaultqos=normal"
+    return [
+        f"add cluster name={','.join(clusters)}",
+        f"add account name={names} {every} description=pit organization=pit {allowed}",
+        f"modify account name={names} {every} set {allowed}",
+        f"add user name={user} account={names} {every} defaultaccount={ACCOUNTS[0]}",
+        f"modify user name={user} {every} set defaultaccount={ACCOUNTS[0]}",
+    ]
+
+
+def _questions(user: str) -> list[str]:
+    return [
+        f"list associations user={user} format=cluster,account,defaultqos,qos",
+        "list qos format=name,priority,preemptmode,preempt",
+        f"list user {user} withassoc format=cluster,defaultaccount",
+    ]
+
+
+def _is_settled(answers: Sequence[str], clusters: Sequence[str]) -> bool:
+    return _has_qos(answers) and all(_has_accounts(answers, cluster) for cluster in clusters)
+
+
+def _has_qos(answers: Sequence[str]) -> bool:
+    found = answers[1].split()
+    return all(f"{name}|{priority}|requeue|{preempts}" in found for name, (priority, preempts) in QOS.items())
+
+
+def _has_accounts(answers: Sequence[str], cluster: str) -> bool:
+    associations = [line.split("|") for line in answers[0].split()]
+    allowed = [tuple(fields[:3]) for fields in associations if set(fields[-1].split(",")) >= set(QOS)]
+    is_default = f"{cluster}|{ACCOUNTS[0]}" in answers[2].split()
+    return is_default and all((cluster, account, "normal") in allowed for account in ACCOUNTS)
+
+
+def _ask(layout: Layout, lines: Sequence[str], limit_s: float) -> list[str]:
+    """The answers of one sacctmgr to several lines; one connection, because each costs 0.2 s."""
+    argv = ["sacctmgr", "-i", "-n", "-P"]
+    conf = str(layout.clusters[0].conf)
+    told = "\n".join(lines) + "\n"
+    # It repeats each line after its prompt, within the columns it believes to have; the answer follows.
+    said = run(argv, root=layout.root, limit_s=limit_s, told=told, SLURM_CONF=conf, COLUMNS="1000")
+    answers = [part.partition("\n")[2] for part in f"\n{said.out}".split(f"\n{PROMPT}")[1:]]
+    if len(answers) < len(lines):
+        raise Problem(f"answered {len(answers)} of {len(lines)} lines:\n{said.out}{said.err}", where=" ".join(argv))
+    return [*answers[: len(lines) - 1], answers[len(lines) - 1] + said.err]

@@ -1,0 +1,173 @@
+"""The text of slurm.conf, topology.conf and slurmdbd.conf: pure functions of the layout and the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devcluster_parts.layout import Cluster, Layout
+
+LOOPBACK = "127.0.0.1"
+
+REQUEUE_DELAY_S = 10
+"""A requeued job is held until its old credential has expired; Slurm's default is 120 s."""
+
+CPUS_PER_NODE = 4
+MEMORY_MIB = 16_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """This machine, whose name leads to LOOPBACK, and the user who starts the daemons."""
+
+    name: str
+    user: str
+
+
+def slurm_conf(layout: Layout, cluster: Cluster, host: Host, cloud_nodes: str = "") -> str:
+    """The slurm.conf of one cluster; `cloud_nodes` is the folded list of a controller-only cluster."""
+    parts = [
+        _identity(cluster, host),
+        _files(layout, cluster),
+        _timing(),
+        _scheduling(),
+        _accounting(layout),
+        _cloud_nodes(cloud_nodes) if cloud_nodes else _nodes(cluster, host),
+        _partitions(),
+    ]
+    return "\n".join(parts)
+
+
+def _identity(cluster: Cluster, host: Host) -> str:
+    # There is no authentication, so every daemon binds to the loopback address alone (No...InAddrAny).
+    return f"""\
+# Written by scripts/devcluster; `devcluster up` writes it again.
+ClusterName={cluster.name}
+SlurmctldHost={host.name}({LOOPBACK})
+SlurmctldPort={cluster.controller_port}
+SlurmUser={host.user}
+SlurmdUser={host.user}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire={REQUEUE_DELAY_S}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+"""
+
+
+def _files(layout: Layout, cluster: Cluster) -> str:
+    return f"""\
+StateSaveLocation={cluster.folder}/state
+SlurmdSpoolDir={cluster.folder}/spool/%n
+SlurmctldPidFile={cluster.folder}/slurmctld.pid
+SlurmdPidFile={cluster.folder}/spool/%n.pid
+SlurmctldLogFile={layout.logs}/{cluster.name}-slurmctld.log
+SlurmdLogFile={layout.logs}/slurmd-%n.log
+SlurmctldSyslogDebug=quiet
+SlurmdSyslogDebug=quiet
+SlurmctldDebug=info
+SlurmdDebug=info
+"""
+
+
+def _timing() -> str:
+    # Short, so that faults can be watched; not so short that a busy machine looks like a dead node.
+    return """\
+SlurmdTimeout=15
+SlurmctldTimeout=30
+MessageTimeout=20
+BatchStartTimeout=60
+KillWait=5
+ReturnToService=2
+InactiveLimit=0
+JobRequeue=1
+"""
+
+
+def _scheduling() -> str:
+    return """\
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,bf_continue
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+TopologyPlugin=topology/tree
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+PriorityType=priority/multifactor
+PriorityWeightQOS=100000
+PriorityWeightAge=1000
+"""
+
+
+def _accounting(layout: Layout) -> str:
+    return f"""\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={LOOPBACK}
+AccountingStoragePort={layout.accounting_port}
+AccountingStorageEnforce=associations,limits,qos
+AccountingStoreFlags=job_comment
+JobAcctGatherType=jobacct_gather/linux
+JobCompType=jobcomp/none
+"""
+
+
+def _nodes(cluster: Cluster, host: Host) -> str:
+    # config_overrides: the daemons say what the machine has, and are believed to have what is written here.
+    lines = ["SlurmdParameters=config_overrides"]
+    shape = f"CPUs={CPUS_PER_NODE} Sockets=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory={MEMORY_MIB}"
+    lines += [
+        f"NodeName={node} NodeHostname={host.name} NodeAddr={LOOPBACK} Port={cluster.node_port(node)} {shape}"
+        for node in cluster.nodes
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cloud_nodes(folded: str) -> str:
+    # PrivateData=cloud lets powered-down cloud nodes be seen; the programs are never needed, only asked for.
+    return f"""\
+PrivateData=cloud
+ResumeProgram=/bin/true
+SuspendProgram=/bin/true
+SuspendTime=600
+ResumeTimeout=600
+TreeWidth=65533
+NodeName={folded} CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 State=CLOUD
+"""
+
+
+def _partitions() -> str:
+    return """\
+PartitionName=train Nodes=ALL Default=YES MaxTime=7-00:00:00 DefaultTime=1-00:00:00 State=UP
+PartitionName=dev Nodes=ALL MaxTime=4:00:00 DefaultTime=1:00:00 State=UP
+"""
+
+
+def topology_conf(cluster: Cluster) -> str:
+    """Leaf switches leaf1, leaf2 … under one spine."""
+    leaves = [f"SwitchName=leaf{i} Nodes={','.join(leaf)}" for i, leaf in enumerate(cluster.leaves, 1)]
+    spine = f"SwitchName=spine Switches={','.join(f'leaf{i}' for i in range(1, len(cluster.leaves) + 1))}"
+    return "\n".join([*leaves, spine]) + "\n"
+
+
+def slurmdbd_conf(layout: Layout, host: Host) -> str:
+    """The slurmdbd.conf; Slurm wants it readable by its user alone."""
+    return f"""\
+# Written by scripts/devcluster; `devcluster up` writes it again.
+AuthType=auth/none
+DbdHost={host.name}
+DbdAddr={LOOPBACK}
+DbdPort={layout.accounting_port}
+SlurmUser={host.user}
+CommunicationParameters=NoInAddrAny
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={host.user}
+StorageLoc=slurm_accounting
+LogFile={layout.logs}/slurmdbd.log
+PidFile={layout.accounting}/slurmdbd.pid
+DebugLevel=info
+DebugLevelSyslog=quiet
+"""

@@ -1,0 +1,176 @@
+"""`up` and `down`: every step looks at what is there first, so that either may be interrupted and repeated anywhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster_parts import accounting, config, root, search
+from devcluster_parts.daemons import Daemon, answers, daemons, start, wait_for
+from devcluster_parts.layout import Asked, Cluster, Layout, resolve
+from devcluster_parts.nodes import not_ready
+from devcluster_parts.problems import Problem
+from devcluster_parts.process import Identity, read_record, stop, write_atomically
+from devcluster_parts.tools import check_tools, this_host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One `up` at work: what to build, and how long it may take. `began` and `until` are monotonic times."""
+
+    layout: Layout
+    began: float
+    until: float
+
+    def left_s(self) -> float:
+        """Seconds that remain, at least one."""
+        return max(1.0, self.until - time.monotonic())
+
+    def say(self, text: str) -> None:
+        """One line of progress."""
+        print(f"devcluster: [{time.monotonic() - self.began:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def up(where: Path, asked: Asked, *, timeout_s: float) -> Layout:
+    """Bring up what does not run; raises Problem when it cannot, UsageProblem before anything is touched."""
+    resolve(where, None, asked)
+    check_tools()
+    host = this_host()
+    began = time.monotonic()
+    with root.claimed(where, create=True, timeout_s=timeout_s):
+        settings = resolve(where, root.kept_settings(where), asked)
+        layout = Layout(root=where, settings=settings)
+        work = Start(layout=layout, began=began, until=began + timeout_s)
+        root.keep_settings(where, settings)
+        stop(search.of_setup(where), term_s=1.0)  # what an interrupted `up` may have left at work
+        root.make_folders(layout)
+        _write_configs(layout, host, asked.cloud_topology)
+        started = _start_all(work)
+    if started:
+        work.say(f"up, {len(started)} daemons started")
+    else:
+        work.say("already up")
+    return layout
+
+
+def _write_configs(layout: Layout, host: config.Host, cloud_topology: str) -> None:
+    _write(layout.accounting / "slurmdbd.conf", config.slurmdbd_conf(layout, host), 0o600)
+    # slurmdbd reads it only to find slurmdbd.conf beside it.
+    _write(layout.accounting / "slurm.conf", "ClusterName=none\n")
+    for cluster in layout.clusters:
+        if cluster.nodes:
+            topology = config.topology_conf(cluster)
+            text = config.slurm_conf(layout, cluster, host)
+        else:
+            topology = cloud_topology
+            text = config.slurm_conf(layout, cluster, host, layout.settings.cloud or "")
+        _write_topology(cluster, topology)
+        _write(cluster.conf, text)
+
+
+def _write_topology(cluster: Cluster, text: str) -> None:
+    path = cluster.folder / "topology.conf"
+    if not text and path.exists():
+        return  # a later `up` that does not name the cloud: it keeps the file it was made with
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise Problem("the cluster has another topology", where=str(path), hint="run `devcluster down` first")
+    _write(path, text)
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text, mode)
+
+
+def _start_all(work: Start) -> list[Daemon]:
+    everyone = daemons(work.layout)
+    started = _start_accounting(work, everyone)
+    controllers = _start_kind(work, everyone, "slurmctld")
+    slurmds = _start_kind(work, everyone, "slurmd")
+    started += [*controllers, *slurmds]
+    touched = {daemon.cluster for daemon in [*controllers, *slurmds]}
+    for cluster in work.layout.clusters:
+        if cluster.name in touched:
+            new = {daemon.name.removeprefix("slurmd-") for daemon in slurmds}
+            _wait_for_nodes(work, everyone, cluster, new)
+    return started
+
+
+def _start_accounting(work: Start, everyone: list[Daemon]) -> list[Daemon]:
+    database, dbd = everyone[:2]
+    layout = work.layout
+    started = []
+    if database.who() is None:
+        if accounting.prepare_database(layout, limit_s=work.left_s()):
+            work.say("made the database")
+        started += _started(work, database)
+        wait_for([database], lambda: "" if answers(layout.socket) else "mariadbd's socket", until=work.until)
+    if dbd.who() is None:
+        started += _started(work, dbd)
+        wait_for([dbd], lambda: "" if _listens(dbd) else "slurmdbd's port", until=work.until)
+    unknown = any(not (cluster.folder / "state" / "clustername").exists() for cluster in layout.clusters)
+    if (started or unknown) and accounting.settle(layout, limit_s=work.left_s()):
+        work.say(f"accounts {', '.join(accounting.ACCOUNTS)}; QOS {', '.join(accounting.QOS)}")
+    return started
+
+
+def _start_kind(work: Start, everyone: Iterable[Daemon], kind: str) -> list[Daemon]:
+    wanted = [daemon for daemon in everyone if daemon.kind == kind and daemon.who() is None]
+    if not wanted:
+        return []
+    _started(work, *wanted)
+    if kind == "slurmctld":
+        wait_for(wanted, lambda: ", ".join(f"port {d.port}" for d in wanted if not _listens(d)), until=work.until)
+    return wanted
+
+
+def _started(work: Start, *wanted: Daemon) -> list[Daemon]:
+    for daemon in wanted:
+        start(daemon)
+    work.say(f"started {', '.join(daemon.name for daemon in wanted)}")
+    return list(wanted)
+
+
+def _listens(daemon: Daemon) -> bool:
+    return answers(config.LOOPBACK, daemon.port)
+
+
+def _wait_for_nodes(work: Start, everyone: list[Daemon], cluster: Cluster, new: set[str]) -> None:
+    waiting = [daemon for daemon in everyone if daemon.cluster == cluster.name]
+    wait_for(waiting, lambda: not_ready(cluster, new, root=work.layout.root, limit_s=work.left_s()), until=work.until)
+    work.say(f"{cluster.name}: ready")
+
+
+def down(where: Path, *, keep_logs: bool, timeout_s: float) -> bool:
+    """End every process of this root and remove it; False when there is nothing."""
+    with root.claimed(where, create=False, timeout_s=timeout_s) as there:
+        if not there:
+            return False
+        _stop_all(where)
+        root.empty(where, keep_logs=keep_logs)
+    return True
+
+
+def _stop_all(where: Path) -> None:
+    recorded = _recorded(where)
+    names = sorted(recorded)
+    accounts = [recorded.pop(name) for name in ("slurmdbd", "mariadbd") if name in recorded]
+    # Controllers and nodes first and all at once: then no job is started again, and no step waits for an answer.
+    left = stop(recorded.values(), term_s=5.0)
+    left += stop(search.of_jobs(where), term_s=1.0)
+    left += stop(search.of_jobs(where), term_s=0.0)  # what a task started while it was being stopped
+    for who in accounts:
+        left += stop([who], term_s=10.0)
+    left += stop(search.of_setup(where), term_s=1.0)
+    if left:
+        pids = ", ".join(str(who.pid) for who in left)
+        raise Problem(f"processes {pids} do not end", where=str(where), hint="run `devcluster down` again")
+    print(f"devcluster: ended {len(names)} daemons", file=sys.stderr)
+
+
+def _recorded(where: Path) -> dict[str, Identity]:
+    found = {path.stem: read_record(path) for path in sorted((where / "processes").glob("*.json"))}
+    return {name: who for name, who in found.items() if who is not None}

@@ -1,0 +1,98 @@
+"""The programs of Slurm and MariaDB: where they are, the environment they get, and running one to its end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from devcluster_parts.config import LOOPBACK, Host
+from devcluster_parts.problems import Problem
+from devcluster_parts.search import SETUP_MARK
+
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "sinfo": "slurm-client",
+    "sacctmgr": "slurm-client",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+"""Program to the Debian package that brings it."""
+
+
+class Said(NamedTuple):
+    """A program's two streams."""
+
+    out: str
+    err: str
+
+
+def search_path() -> str:
+    """The caller's PATH, and the folders of daemons that an ordinary user's PATH lacks."""
+    return os.pathsep.join([os.environ.get("PATH", "/usr/bin:/bin"), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def check_tools() -> None:
+    """Raise Problem naming every Debian package that is missing."""
+    missing = [program for program in PACKAGES if shutil.which(program, path=search_path()) is None]
+    if missing:
+        packages = sorted({PACKAGES[program] for program in missing})
+        raise Problem(
+            f"not installed: {', '.join(missing)}", where="PATH", hint=f"apt-get install {' '.join(packages)}"
+        )
+
+
+def this_host() -> Host:
+    """This machine as Slurm sees it; raises Problem unless its name leads to 127.0.0.1.
+
+    The daemons and srun bind to the address of the host's name. They believe whoever reaches them, so it must be a
+    loopback address; and it must be this one, because the others' connections come from it (srun hangs at 127.0.1.1).
+    """
+    name = socket.gethostname()
+    try:
+        address = str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        address = f"nothing ({error})"
+    if address != LOOPBACK:
+        what = f"the host's name {name} leads to {address}; Slurm would listen there, trusting anyone, or not work"
+        raise Problem(what, where="/etc/hosts", hint=f"put first into /etc/hosts: {LOOPBACK} {name}")
+    return Host(name=name.partition(".")[0], user=pwd.getpwuid(os.geteuid()).pw_name)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """A daemon's environment: nothing of the caller's but the PATH and the home folder."""
+    user = pwd.getpwuid(os.geteuid())
+    return {"PATH": search_path(), "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C.UTF-8", **more}
+
+
+def run(argv: Sequence[str], *, root: Path, limit_s: float, told: str = "", **env: str) -> Said:
+    """Run a program to its end and return what it said; `told` is its stdin.
+
+    Raises Problem with what it said when it fails. A program that was told lines answers each of them: its exit code
+    is that of one line, and says nothing.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            env=environment(**{SETUP_MARK: str(root)}, **env),
+            cwd="/",
+            input=told,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Problem(f"no answer within {limit_s:.0f} s", where=" ".join(argv), hint="see the logs") from error
+    if done.returncode != 0 and not told:
+        said = (done.stdout + done.stderr).strip()[-2000:]
+        raise Problem(f"exit {done.returncode}: {said}", where=" ".join(argv))
+    return Said(out=done.stdout, err=done.stderr)

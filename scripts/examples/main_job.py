@@ -1,0 +1,68 @@
+"""The main job, as the commands a person would type, and a table of what happened.
+
+python scripts/examples/main_job.py [recording.hdf5]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pitools.core.output import table
+from pitools.core.units import duration_text, size_text
+
+HERE = Path(__file__).resolve().parent
+WORK = HERE.parent.parent / ".quickstart"
+NVME = "/tmp/pitools-{user}/nvme"  # as the site `local` has it, so that the run finds the data already there
+
+
+def pit(*words: str) -> list[dict[str, Any]]:
+    """Run one command, shown as it would be typed; its records. Its talk and its progress bars go to the terminal."""
+    print(f"\n$ {' '.join(words)}", file=sys.stderr)
+    argv = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    """Record, ingest, stage, train, and say what happened."""
+    WORK.mkdir(exist_ok=True)
+    if len(sys.argv) > 1:
+        recording = Path(sys.argv[1])
+    else:
+        recording = WORK / "recording.hdf5"
+        print("\n$ python scripts/examples/make_recording.py .quickstart/recording.hdf5", file=sys.stderr)
+        subprocess.run([sys.executable, str(HERE / "make_recording.py"), str(recording)], check=True)
+    datasets = WORK / "datasets"
+    dataset = pit("pit", "dataset", "ingest", str(recording), "--to", str(datasets), "--name", "demo")[-1]
+    staged = pit("pit-stage", "run", dataset["path"], "--to", NVME)[-1]
+    request, data = str(HERE / "bc_jax.toml"), f"demo={dataset['path']}"
+    run = pit("pit", "launch", "run", request, "--site", "local", "--nodes", "2", "--data", data, "--wait")[-1]
+    steps = pit("pit", "launch", "show", run["run_dir"], "--steps")[-1]
+    report(dataset, staged, run, steps)
+
+
+def report(dataset: dict[str, Any], staged: dict[str, Any], run: dict[str, Any], steps: dict[str, Any]) -> None:
+    """Print what happened."""
+    shares = ", ".join(f"{steps[f'{part}_share']:.0%} {part}" for part in ("input", "compute", "comm", "other"))
+    rows = [
+        ("dataset", f"{dataset['name']}: {dataset['episodes']} episodes, {dataset['steps']} steps"),
+        ("staged", f"{size_text(staged['copied_bytes'])} copied, {size_text(staged['verified_bytes'])} verified"
+                   f" of {size_text(staged['bytes'])} ({staged['state']})"),
+        ("run", f"{run['state']}, {steps['ranks']} processes, {steps['steps']} steps"),
+        ("loss", f"{steps['first_loss']:.4f} → {steps['last_loss']:.4f}"),
+        ("step time", f"{duration_text(steps['step_s'])}: {shares}"),
+        ("run folder", run["run_dir"]),
+    ]  # fmt: skip
+    print()
+    for line in table(("what", "happened"), rows):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Our submitit executor, against the installed submitit and the real Slurm."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import submitit
+from submitit.core import core, utils
+
+from pitools.core.errors import UsageError
+from pitools.launch import plan as planning
+from pitools.launch.executor import PitExecutor
+from pitools.run import folder
+from pitools.site import load
+from pitools.site.connect import client
+
+MakePlan = Callable[..., planning.Plan]
+
+
+def square(number: int) -> tuple[int, str]:
+    """Runs on the node."""
+    return number * number, os.environ["SLURMD_NODENAME"]
+
+
+def fail(code: int) -> None:
+    """Ends the rank with a code of its own."""
+    raise SystemExit(code)
+
+
+def executor(plan: planning.Plan, run_dir: Path) -> PitExecutor:
+    site = load.load(plan.site)
+    run_dir.mkdir(parents=True)
+    return PitExecutor(plan, site, run_dir, send=lambda path: client(site).submit(path=str(path)).job_id)
+
+
+def test_what_we_override_is_still_there() -> None:
+    """submitit calls these, with these arguments; a release that changes them fails here and not on a cluster."""
+    expected = {
+        (submitit.SlurmExecutor, "_make_submission_file_text"): ["self", "command", "uid"],
+        (submitit.SlurmExecutor, "_num_tasks"): ["self"],
+        (submitit.SlurmExecutor, "_internal_update_parameters"): ["self", "kwargs"],
+        (core.PicklingExecutor, "_submit_command"): ["self", "command"],
+        (submitit.SlurmExecutor, "_internal_process_submissions"): ["self", "delayed_submissions"],
+        (utils.DelayedSubmission, "set_timeout"): ["self", "timeout_min", "max_num_timeout"],
+        (utils.JobPaths, "move_temporary_file"): ["self", "tmp_path", "name", "keep_as_symlink"],
+    }
+    for (owner, name), names in expected.items():
+        assert list(inspect.signature(getattr(owner, name)).parameters) == names
+
+
+def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) -> None:
+    """A parameter given submitit's way is refused, not silently ignored."""
+    made = executor(make_plan("alpha"), tmp_path / "r")
+    with pytest.raises(UsageError, match="resources come from the plan"):
+        made.update_parameters(nodes=8)
+
+
+@pytest.mark.slurm
+def test_an_array_is_one_job_of_our_script(clusters: Path, make_plan: MakePlan) -> None:
+    """map_array submits once, every task runs our template, and each result comes back to its own call."""
+    run_dir = clusters / "runs" / folder.new_id("array")
+    made = executor(make_plan("alpha"), run_dir)
+    jobs = made.map_array(square, [1, 2, 3])
+    assert {job.job_id.split("_")[0] for job in jobs} == {jobs[0].job_id.split("_")[0]}
+    until(lambda: all(job.paths.result_pickle.exists() for job in jobs))
+    assert [job.result()[0] for job in jobs] == [1, 4, 9]
+    script = (run_dir / "script.sbatch").read_text()
+    assert "#SBATCH --array=0-2" in script
+    assert "PIT_ATTEMPT_DIR" in script
+    assert [path.name for path in folder.attempts(run_dir)] == ["0.0", "1.0", "2.0"]
+
+
+@pytest.mark.slurm
+def test_the_job_s_exit_code_is_the_ranks(clusters: Path, make_plan: MakePlan) -> None:
+    """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
+    run_dir = clusters / "runs" / folder.new_id("code")
+    job = executor(make_plan("alpha", nodes=2), run_dir).submit(fail, 7)
+    until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
+    ended = folder.read(run_dir / "attempts" / "0" / "exit.json", folder.Attempt)
+    assert ended is not None
+    assert ended.exit_code == 7
+    until(lambda: client(load.load("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")
+    shown = subprocess.run(
+        ["scontrol", "-o", "show", "job", job.job_id], env={**os.environ, "SLURM_CONF": f"{clusters}/alpha/slurm.conf"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert " ExitCode=7:0 " in shown.stdout
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)

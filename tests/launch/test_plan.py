@@ -1,0 +1,72 @@
+"""From a request and a site to a plan, and from a plan to a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core.errors import ConfigError, DataError
+from pitools.launch import plan as planning
+from pitools.site import load
+
+MakePlan = Callable[..., planning.Plan]
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "what", "hint"),
+    [
+        ("alpha", {"partition": "trian"}, 'no partition "trian"', "train"),
+        ("alpha", {"tier": "hihg"}, 'no tier "hihg"', "high"),
+        ("alpha", {"account": "labs"}, 'no account "labs"', "lab"),
+        ("alpha", {"nodes": 9}, "nodes = 9", "at most 8"),
+        ("alpha", {"gpus_per_node": 1}, "gpus_per_node = 1", ""),
+        ("alpha", {"partition": "dev", "time": "5h"}, "over the limit", "4:00:00"),
+        ("h100-ib", {"gpus_per_node": 9}, "gpus_per_node = 9", ""),
+    ],
+)
+def test_what_a_site_has_not_is_refused_before_slurm(
+    make_plan: MakePlan, site: str, asked: dict[str, object], what: str, hint: str
+) -> None:
+    """Exit code 3, with what the site has instead."""
+    with pytest.raises(ConfigError) as caught:
+        make_plan(site, **asked)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+
+
+def test_data_that_is_no_dataset_is_refused(make_plan: MakePlan, tmp_path: Path) -> None:
+    """A folder without a manifest is exit code 5."""
+    with pytest.raises(DataError, match="not a dataset"):
+        make_plan("alpha", data={"demo": str(tmp_path)})
+
+
+def test_a_plan_survives_a_pipe(make_plan: MakePlan) -> None:
+    """What `plan` prints is what `run -` reads."""
+    plan = make_plan("alpha", nodes=4, env={"A": "b"})
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=planning.Plan) == plan
+
+
+def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
+    """The same request is spelt as each site wants it; a flag that a site rejects is not there."""
+    texts = {
+        site: planning.script(make_plan(site, nodes=2), load.load(site), run_dir="/r/t-1", payload="true")
+        for site in ("alpha", "aws-p5-efa", "gb200-nvl72")
+    }
+    assert "#SBATCH --account=lab" in texts["alpha"]
+    assert "--account" not in texts["aws-p5-efa"]
+    assert "--mem" not in texts["aws-p5-efa"]
+    assert "#SBATCH --mem=0" in texts["gb200-nvl72"]
+    assert "#SBATCH --exclusive" in texts["gb200-nvl72"]
+    assert all("--kill-on-bad-exit=1" in text and "wckey" not in text for text in texts.values())
+
+
+def test_hostile_values_stay_values(make_plan: MakePlan) -> None:
+    """What looks like shell in a value reaches the script quoted."""
+    plan = make_plan("alpha", env={"A": "$(touch /tmp/owned); `id` 'x' \"y\""}, constraint="a&b")
+    text = planning.script(plan, load.load("alpha"), run_dir="/r/it's", payload="true")
+    assert """export A='$(touch /tmp/owned); `id` '"'"'x'"'"' "y"'""" in text
+    assert "#SBATCH --constraint='a&b'" in text
+    assert """export PIT_RUN_DIR='/r/it'"'"'s'""" in text

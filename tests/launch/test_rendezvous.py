@@ -1,0 +1,129 @@
+"""Ranks find their own rank 0, whatever else listens."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+
+import pytest
+
+from pitools.core.errors import ClusterError, Unreachable
+from pitools.launch.rendezvous import Guard, Job, candidates, join
+
+HERE = "127.0.0.1"
+PORTS = (21000, 21127)
+
+
+def job(key: str = "1 0 0", world_size: int = 3, ports: tuple[int, int] = PORTS) -> Job:
+    return Job(key, secrets.token_hex(16), world_size, ports)
+
+
+def test_candidates_are_every_pair_once() -> None:
+    """All pairs of the range, the framework's port beside the guard's, and a start that the key decides."""
+    pairs = list(candidates(job()))
+    assert sorted(pairs) == [(port, port + 1) for port in range(21000, 21128, 2)]
+    starts = {next(iter(candidates(job(key=f"{number} 0 0")))) for number in range(50)}
+    assert len(starts) > 20
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
+    """Six jobs of one key start at once on one address; every rank gets its own job's coordinator."""
+    jobs = [job(key="same") for _ in range(6)]
+    guards: dict[str, str] = {}
+    answers: list[tuple[str, str]] = []
+
+    def rank(mine: Job, number: int) -> None:
+        if number == 0:
+            guard = Guard(mine, HERE)
+            guards[mine.nonce] = guard.coordinator
+            guard.wait(20)
+            opened.append(guard)
+        else:
+            answers.append((mine.nonce, join(mine, HERE, number, timeout_s=20)))
+
+    opened: list[Guard] = []
+    with ThreadPoolExecutor(18) as pool:
+        order = [(mine, number) for mine in jobs for number in (1, 2, 0)]
+        for done in [pool.submit(rank, *each) for each in order]:
+            done.result()
+    for guard in opened:
+        guard.close()
+    assert len(set(guards.values())) == 6
+    assert len(answers) == 12
+    assert all(guards[nonce] == coordinator for nonce, coordinator in answers)
+
+
+def test_a_rank_without_the_nonce_gets_nothing() -> None:
+    """A stranger with the right ports but another nonce is not answered, and does not count as a rank."""
+    mine = job(world_size=2)
+    guard = Guard(mine, HERE)
+    with closing(guard):
+        with pytest.raises(Unreachable, match="found no rank 0 of its own job"):
+            join(mine._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
+        with pytest.raises(Unreachable, match=r"ranks \[1\] did not reach"):
+            guard.wait(0.1)
+
+
+def test_an_impostor_cannot_pose_as_rank_0() -> None:
+    """A listener that does not know the nonce is passed by, though it stands on the first port and talks our talk."""
+    mine = job(world_size=2, ports=(21300, 21363))
+    first = next(iter(candidates(mine)))[0]
+
+    def impostor(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(json.dumps({"challenge": "00"}).encode() + b"\n")
+                connection.recv(1024)
+                connection.sendall(json.dumps({"proof": "00", "coordinator": "evil:1"}).encode() + b"\n")
+
+    with closing(socket.create_server((HERE, first))) as listener:
+        threading.Thread(target=impostor, args=(listener,), daemon=True).start()
+        guard = Guard(mine, HERE)
+        with closing(guard):
+            assert guard.port != first
+            assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+
+
+def test_a_silent_stranger_delays_nobody() -> None:
+    """Connections that say nothing do not keep ranks out."""
+    mine = job(world_size=2)
+    guard = Guard(mine, HERE)
+    with closing(guard):
+        silent = [socket.create_connection((HERE, guard.port)) for _ in range(20)]
+        began = time.monotonic()
+        assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+        assert time.monotonic() - began < 3
+        for connection in silent:
+            connection.close()
+
+
+def test_no_port_left_is_told() -> None:
+    """When every pair is taken, the error names the range."""
+    small = job(ports=(21200, 21203))
+    with (
+        closing(socket.create_server((HERE, 21200))),
+        closing(socket.create_server((HERE, 21203))),
+        pytest.raises(ClusterError, match="no free pair"),
+    ):
+        Guard(small, HERE)
+
+
+def test_a_taken_framework_port_rules_out_its_pair() -> None:
+    """A program on the second port of the first pair moves the job on."""
+    mine = job(world_size=1, ports=(21400, 21463))
+    first = next(iter(islice(candidates(mine), 1)))
+    with closing(socket.create_server((HERE, first[1]))):
+        guard = Guard(mine, HERE)
+        guard.close()
+    assert guard.port != first[0]

@@ -1,0 +1,78 @@
+"""Requests: strict, and clear about what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ConfigError
+from pitools.launch import request as requests
+
+GOOD = 'name = "x"\nentry = "m:f"\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "request.toml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Where a request is called from does not matter."""
+    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = "sets/demo"\n'))
+    assert request.workdir == str(tmp_path)
+    assert request.data == {"demo": str(tmp_path / "sets" / "demo")}
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        (GOOD + "node = 4\n", 'unknown key "node"', 'did you mean "nodes"?'),
+        (GOOD + 'command = "true"\n', "either entry or command", ""),
+        ('name = "x"\n', "either entry or command", ""),
+        ('name = "x"\nentry = "module.function"\n', "entry =", "module:function"),
+        ('name = "X y"\nentry = "m:f"\n', "name =", "lower case"),
+        (GOOD + "nodes = 0\n", "nodes = 0", ""),
+        (GOOD + "gpus_per_node = -1\n", "gpus_per_node", ""),
+        (GOOD + 'framework = "tensorflow"\n', 'key "framework"', ""),
+        (GOOD + 'time = "soon"\n', "time:", "2h"),
+        (GOOD + '[env]\nWANDB_API_KEY = "x"\n', "looks like a secret", "export WANDB_API_KEY"),
+        (GOOD + '[env]\n"A-B" = "x"\n', "not a variable name", ""),
+        (GOOD + '[env]\nA = "x\\ny"\n', "newline", ""),
+        (GOOD + 'constraint = "a\\u0000b"\n', "newline, NUL", ""),
+        ('name = "x"\ncommand = "true"\n[args]\na = 1\n', "args go with entry", ""),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, what: str, hint: str) -> None:
+    """Exit code 3 with the file, the key, and what to write instead."""
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        requests.load(path)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+    assert caught.value.where == str(path)
+
+
+def test_a_secret_s_value_is_never_in_the_message(tmp_path: Path) -> None:
+    """The error names the variable, not what it holds."""
+    with pytest.raises(ConfigError) as caught:
+        requests.load(write(tmp_path, GOOD + '[env]\nHF_TOKEN = "hunter2"\n'))
+    assert "hunter2" not in f"{caught.value.what}{caught.value.where}{caught.value.hint}"
+
+
+def test_datasets_are_filled_in_by_name(tmp_path: Path) -> None:
+    """--data fills an open name, refuses an unknown one, and a name left open is an error."""
+    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = ""\n'))
+    assert requests.with_data(request, {"demo": "/d"}).data == {"demo": "/d"}
+    with pytest.raises(ConfigError, match="no path"):
+        requests.with_data(request, {})
+    with pytest.raises(ConfigError, match='no dataset "dmeo"') as caught:
+        requests.with_data(request, {"dmeo": "/d"})
+    assert caught.value.hint == 'did you mean "demo"?'
+
+
+def test_the_examples_are_valid(repo: Path) -> None:
+    """The requests we ship load."""
+    names = [requests.load(path).name for path in sorted((repo / "scripts" / "examples").glob("*.toml"))]
+    assert names == ["bc-jax", "bc-torch"]

@@ -1,0 +1,72 @@
+"""The recipes of the READMEs run as they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pitools.site.connect import client
+from pitools.site.load import load
+
+
+def recipe(repo: Path, name: str, number: int) -> tuple[str, str]:
+    """(language, text) of a fenced block."""
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", (repo / name).read_text(), re.DOTALL)
+    return blocks[number]
+
+
+def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> str:
+    """Run blocks of a README one after the other in a folder; what they print."""
+    said = ""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for number in numbers:
+        language, text = recipe(repo, name, number)
+        argv = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(
+            argv, cwd=folder, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, timeout=240,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        said += done.stdout
+    return said
+
+
+def test_launch_here(repo: Path, tmp_path: Path) -> None:
+    """A request runs on this machine, and a plan through a pipe."""
+    said = follow(repo, tmp_path, "pitools/launch/README.md", 0, 1)
+    assert "rank 1 of 2\n" in said
+    assert '"state":"COMPLETED"' in said
+
+
+@pytest.mark.slurm
+def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callables go out as one array of a plan."""
+    monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "2m"\n')
+    follow(repo, tmp_path, "pitools/launch/README.md", 2)
+    (pickle, *_) = (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl")
+    client(load("alpha")).cancel([pickle.name.split("_")[0]])
+
+
+@pytest.mark.slurm
+def test_topology(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """Orders of a list, of a pipe, and of an allocation that is then run by it."""
+    conf = str(clusters / "alpha" / "slurm.conf")
+    said = follow(repo, tmp_path, "pitools/topology/README.md", 0, 1, 2, SLURM_CONF=conf).splitlines()
+    assert said[1].split() == ["0", "alpha01", "leaf1"]
+    assert [line.split("\t")[1] for line in said[10:13]] == ["alpha01", "alpha02", "alpha04"]
+    ranks = [line.split() for line in said[-8:]]
+    assert [rank for rank, _ in ranks] == [str(number) for number in range(8)]
+    hosts = (tmp_path / "hosts").read_text().split()
+    assert [node for _, node in ranks] == hosts
+
+
+def test_readmes_are_short(repo: Path) -> None:
+    """At most 80 lines each."""
+    lengths = {str(path): len(path.read_text().splitlines()) for path in (repo / "pitools").rglob("README.md")}
+    assert not [path for path, length in lengths.items() if length > 80]
