@@ -66,7 +66,7 @@ def supervise(run_dir: Path) -> int:
     attempt = run_dir / "attempts" / str(len(folder.attempts(run_dir)))
     (attempt / "logs").mkdir(parents=True)
     stopper = _Stopper()
-    code = _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+    code = _stage(plan, run_dir, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
     state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
     ended = folder.Attempt(job_id=f"local-{os.getpid()}", exit_code=code, ended=clock.now(), state=state)
     folder.write(attempt / "exit.json", ended)
@@ -91,13 +91,13 @@ class _Stopper:
                 child.send_signal(number)
 
 
-def _stage(plan: Plan, attempt: Path, stopper: _Stopper) -> int:
+def _stage(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     node = socket.gethostname()
     for data in plan.data:
         receipt = attempt / "nodes" / node / f"{data.name}.json"
         argv = [sys.executable, "-m", "pitools", "stage", "run", data.source]
         argv += ["--to", fill(plan.nvme), "--receipt", str(receipt)]
-        child = proc.start(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out")
+        child = proc.start(argv, env=os.environ, log=run_dir / "supervisor.out")
         stopper.children = [child]
         if code := child.wait():
             return code if code > 0 else 128 - code

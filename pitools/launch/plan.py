@@ -87,7 +87,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         site=site.name,
         request=request,
         job=job,
-        data=tuple(_staged(name, source) for name, source in request.data.items()),
+        data=tuple(_staged(name, source, site) for name, source in request.data.items()),
         runs=str(Path(fill(site.paths.runs)).absolute()),
         nvme=site.paths.nvme,
         python=site.paths.python or sys.executable,
@@ -95,8 +95,11 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
     )
 
 
-def _staged(name: str, source: str) -> Staged:
-    folder = find(Path(source))
+def _staged(name: str, source: str, site: Site) -> Staged:
+    path = Path(source)
+    if not path.exists() and site.paths.data and not path.is_absolute():
+        path = Path(fill(site.paths.data)) / source
+    folder = find(path)
     held, raw = manifest.load(folder)
     return Staged(name=name, source=str(folder), version=manifest.version(raw), bytes=held.total_bytes)
 

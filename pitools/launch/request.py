@@ -23,7 +23,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One training job, for any site.
 
     entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
-    rank; exactly one of the two. data: name → folder of a dataset version; ranks read it at `PIT_DATA_<NAME>`.
+    rank; exactly one of the two. data: name → folder of a dataset, or its place below the site's `paths.data`; ranks
+    read it at `PIT_DATA_<NAME>`.
     time: as `sbatch --time`, or `2h`. tier: looked up in the site's tiers. partition, account, tier: "" is the site's.
     workdir: where ranks run, relative to the request file. memory: of each node, as `sbatch --mem`.
     """
@@ -55,8 +56,13 @@ def load(path: Path) -> Request:
     request = toml.convert(toml.read(path), Request, str(path))
     check(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
-    data = {name: str((path.parent / source).resolve()) if source else "" for name, source in request.data.items()}
+    data = {name: _here(source, path.parent) for name, source in request.data.items()}
     return msgspec.structs.replace(request, workdir=str(workdir), data=data)
+
+
+def _here(source: str, folder: Path) -> str:
+    """A dataset's folder if there is one of this name in `folder`; else the name, which the site may know."""
+    return str((folder / source).resolve()) if source and (folder / source).exists() else source
 
 
 def check(request: Request, where: str) -> None:
@@ -102,7 +108,7 @@ def with_data(request: Request, pairs: dict[str, str]) -> Request:
         if name not in request.data:
             hint = nearest(name, request.data) or f'add `{name} = ""` under [data]'
             raise ConfigError(f'the request has no dataset "{name}"', where=f"--data {name}", hint=hint)
-    data = {**request.data, **{name: str(Path(source).resolve()) for name, source in pairs.items()}}
+    data = {**request.data, **{name: _here(source, Path()) for name, source in pairs.items()}}
     missing = [name for name, source in data.items() if not source]
     if missing:
         raise ConfigError(f'dataset "{missing[0]}" has no path', where="[data]", hint=f"--data {missing[0]}=PATH")

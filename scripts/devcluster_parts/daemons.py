@@ -96,13 +96,14 @@ def _accounting(layout: Layout) -> Daemon:
 
 
 def start(daemon: Daemon) -> None:
-    """Start it; raises Problem when its port belongs to another."""
-    if daemon.port:
-        _check_port_free(daemon)
+    """Start it, whatever else runs."""
     spawn(daemon.argv, env=environment(**dict(daemon.env)), output=daemon.output, record=daemon.record)
 
 
-def _check_port_free(daemon: Daemon) -> None:
+def check_port(daemon: Daemon) -> None:
+    """Raise Problem when its port belongs to another."""
+    if not daemon.port:
+        return
     with contextlib.closing(socket.socket()) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster_parts import accounting, config, root, search
-from devcluster_parts.daemons import Daemon, answers, daemons, start, wait_for
+from devcluster_parts.daemons import Daemon, answers, check_port, daemons, start, wait_for
 from devcluster_parts.layout import Asked, Cluster, Layout, resolve
 from devcluster_parts.nodes import not_ready
 from devcluster_parts.problems import Problem
@@ -87,6 +87,9 @@ def _write(path: Path, text: str, mode: int = 0o644) -> None:
 
 def _start_all(work: Start) -> list[Daemon]:
     everyone = daemons(work.layout)
+    for daemon in everyone:
+        if daemon.who() is None:
+            check_port(daemon)
     started = _start_accounting(work, everyone)
     controllers = _start_kind(work, everyone, "slurmctld")
     slurmds = _start_kind(work, everyone, "slurmd")

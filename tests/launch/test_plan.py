@@ -11,6 +11,7 @@ import pytest
 from pitools.core.errors import ConfigError, DataError
 from pitools.launch import plan as planning
 from pitools.site import load
+from pitools.store import manifest
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -41,6 +42,20 @@ def test_data_that_is_no_dataset_is_refused(make_plan: MakePlan, tmp_path: Path)
     """A folder without a manifest is exit code 5."""
     with pytest.raises(DataError, match="not a dataset"):
         make_plan("alpha", data={"demo": str(tmp_path)})
+
+
+def test_a_dataset_is_found_where_the_site_keeps_them(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is no folder here is looked for below the site's paths.data, and its one version is meant."""
+    raw = manifest.encode(manifest.Manifest(name="pick", episodes=0, steps=0, arrays={}, files=()))
+    version = tmp_path / "data" / "pick" / manifest.version(raw)
+    version.mkdir(parents=True)
+    (version / manifest.FILE_NAME).write_bytes(raw)
+    (tmp_path / "local.toml").write_text(f'[paths]\ndata = "{tmp_path}/data"\n')
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    (staged,) = make_plan("local", data={"demo": "pick"}).data
+    assert (staged.source, staged.version) == (str(version), version.name)
 
 
 def test_a_plan_survives_a_pipe(make_plan: MakePlan) -> None:

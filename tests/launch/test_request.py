@@ -19,10 +19,11 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
-    """Where a request is called from does not matter."""
-    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = "sets/demo"\n'))
+    """Where a request is called from does not matter; a name that is no folder is left for the site to know."""
+    (tmp_path / "sets" / "demo").mkdir(parents=True)
+    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = "sets/demo"\nother = "pick"\n'))
     assert request.workdir == str(tmp_path)
-    assert request.data == {"demo": str(tmp_path / "sets" / "demo")}
+    assert request.data == {"demo": str(tmp_path / "sets" / "demo"), "other": "pick"}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: P
     assert tree(Path(second.path)) == tree(small)
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "long", "link", "manifest", "no manifest", "file", "dangling"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "short", "long", "link", "fifo", "manifest", "no manifest", "file", "dangling"]
+)
 def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: str):
     """Whatever stands in the version's place, a whole copy stands there afterwards and the old one is gone."""
     final = Path(stage(load(small), root).path)
@@ -67,6 +69,9 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
         file.symlink_to(small / "images/c/0/0")
     elif damage in ("short", "long"):
         os.truncate(file, {"short": 10, "long": 4 << 20}[damage])
+    elif damage == "fifo":
+        (final / "actions/c/1").unlink()
+        os.mkfifo(final / "actions/c/1")  # of the same size as the empty file
     elif damage == "manifest":
         (final / "manifest.json").unlink()
         (final / "manifest.json").write_bytes(b"{}")
@@ -146,6 +151,7 @@ def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Pa
     with pytest.raises(DataError) as error:
         stage(load(folder), root, readers=1, advance=advance)
     assert error.value.where == str(folder / ("b" if change == "unlink" else "a"))
+    assert {"rewrite": "xxh3_128", "unlink": "missing"}.get(change, "bytes, the file has") in error.value.what
     assert os.listdir(root / "objects") == []
     assert residue(root) == []
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,16 +87,6 @@ def test_ranks_of_two_jobs_refuse_each_other(
         assert job.log(rank) == []
     assert ours not in job.text()
     assert theirs not in job.text()
-
-
-def test_by_hand_it_needs_only_a_dataset(module: str, small: Path, tmp_path: Path) -> None:
-    """`python -m` with one variable set trains on the defaults and leaves no file."""
-    env = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PIT_DATA_DEMO": str(small)}
-    argv = [sys.executable, "-m", f"pitools.train.{module}"]
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "step 199 loss" in done.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_real_demonstrations_are_learnt_the_same_by_four_ranks(

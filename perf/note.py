@@ -1,0 +1,50 @@
+"""A benchmark's JSON lines (stdin) → perf/results/<theme>_<machine>_<date>.md, and on to stdout.
+
+python perf/bench_X.py | python perf/note.py THEME "COMMAND"        exit 1 when a case falls short
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+from bench import Case
+
+import pitools
+
+
+def main(theme: str, command: str) -> int:
+    """Write the note."""
+    cases = []
+    for line in sys.stdin:
+        print(line, end="", flush=True)
+        cases.append(msgspec.json.decode(line, type=Case))
+    if not cases:
+        sys.exit(f"{theme}: no figures came; see the error above")
+    machine = f"{psutil.cpu_count()}core-{platform.machine()}"
+    today = datetime.now(UTC).date().isoformat()
+    memory = psutil.virtual_memory().total / 2**30
+    rows = [
+        f"| {c.case} | {c.peer} {c.peer_version} | {c.ratio:g} | {c.ratio_min:g} to {c.ratio_max:g} "
+        f"| {c.n} | {c.reach:g} | {'yes' if c.ok else 'NO'} |"
+        for c in cases
+    ]
+    text = [
+        f"# {theme}", "",
+        f"`python {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.release()}, {psutil.cpu_count()} cores, {memory:.0f} GiB.",
+        "Ours and the peer's run in turn in one process tree. The ratio is the peer's median over ours: above 1, ours",
+        "is better. The range is over single rounds.", "",
+        "| case | peer | ratio | range | rounds | reach | reached |", "|---|---|---|---|---|---|---|", *rows, "",
+    ]  # fmt: skip
+    path = Path(__file__).resolve().parent / "results" / f"{theme}_{machine}_{today}.md"
+    path.write_text("\n".join(text))
+    return int(not all(case.ok for case in cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

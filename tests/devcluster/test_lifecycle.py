@@ -1,0 +1,111 @@
+"""One small cluster of its own, beside whatever else runs here: up, heal, interrupt, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from devcluster_parts import search
+from devcluster_parts.process import is_alive, read_record
+from devcluster_parts.tools import PACKAGES, search_path
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(
+        any(shutil.which(program, path=search_path()) is None for program in PACKAGES), reason="Slurm is not installed"
+    ),
+]
+
+
+@pytest.fixture
+def root(devcluster):
+    """A root of our own, with a short path; whatever a test leaves there is ended."""
+    with tempfile.TemporaryDirectory(prefix="dct", dir="/var/tmp") as folder:
+        where = Path(folder) / "r"
+        yield where
+        assert devcluster("down", "--root", where).returncode == 0
+
+
+def options(root: Path) -> list[object]:
+    """A cluster of two nodes at ports that no other test run uses."""
+    return ["--root", root, "--clusters", "gamma", "--nodes", 2, "--base-port", 23000 + os.getpid() % 20 * 400]
+
+
+def client(root: Path, *argv: str) -> str:
+    """What a Slurm command says of the cluster."""
+    env = {"PATH": search_path(), "SLURM_CONF": f"{root}/gamma/slurm.conf"}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def running(root: Path) -> dict[str, str]:
+    """Daemon to state, as `status` tells it."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
+    done = subprocess.run([script, "status", "--root", root, "--format", "jsonl"], capture_output=True, text=True)
+    return {row["name"]: row["state"] for row in map(json.loads, done.stdout.splitlines())}
+
+
+def test_up_heal_down(root, devcluster):
+    """Up runs a job, up again changes nothing, a killed controller and node come back, down leaves nothing."""
+    first = devcluster("up", *options(root))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == f"export SLURM_CONF={root}/gamma/slurm.conf\n"
+    tasks = client(root, "srun", "-N2", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR").split()
+    assert sorted(tasks) == ["spine.leaf1.gamma01", "spine.leaf2.gamma02"]
+    assert client(root, "sacctmgr", "-nP", "list", "user", "format=defaultaccount").split() == ["lab"]
+
+    records = {path.stem: read_record(path) for path in (root / "processes").glob("*.json")}
+    assert "already up" in devcluster("up", "--root", root).stderr
+    for name in ("gamma-slurmctld", "slurmd-gamma02"):
+        os.kill(records[name].pid, signal.SIGKILL)
+    assert {name for name, state in running(root).items() if state == "down"} == {"gamma-slurmctld", "slurmd-gamma02"}
+    healed = devcluster("up", "--root", root)
+    assert healed.returncode == 0, healed.stderr
+    assert set(running(root).values()) == {"up"}
+
+    script = "setsid sleep 600 & srun sh -c 'trap : TERM; sleep 600; sleep 600'"
+    client(root, "sbatch", "-N2", "-o", "/dev/null", "--wrap", script)
+    end = time.monotonic() + 20
+    while len(tasks := search.of_jobs(root)) < 10 and time.monotonic() < end:
+        time.sleep(0.1)
+    everyone = [read_record(path) for path in (root / "processes").glob("*.json")] + tasks
+    assert len(everyone) >= 15
+    done = devcluster("down", "--root", root)
+    assert done.returncode == 0, done.stderr
+    assert not root.exists()
+    assert [who for who in everyone if is_alive(who)] == []
+
+
+def test_up_killed_midway_is_finished_by_the_next(root, devcluster):
+    """A `kill -9` of `up` while it sets up the accounts leaves nothing that the next `up` cannot use."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
+    argv = [script, "up", *map(str, options(root))]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        end = time.monotonic() + 30
+        while not (root / "processes" / "slurmdbd.json").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        first.kill()
+    second = devcluster("up", "--root", root)
+    assert second.returncode == 0, second.stderr
+    assert set(running(root).values()) == {"up"}
+
+
+def test_a_port_of_another_is_refused(root, devcluster):
+    """The port and the option to change are named, exit 4; what was started is ended by `down`."""
+    port = options(root)[-1]
+    with subprocess.Popen(
+        ["python3", "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"]
+    ) as other:
+        time.sleep(0.5)
+        done = devcluster("up", *options(root))
+        other.kill()
+    assert done.returncode == 4
+    assert f"port {port}" in done.stderr
+    assert "--base-port" in done.stderr

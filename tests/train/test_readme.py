@@ -1,0 +1,35 @@
+"""The recipes of pitools/train/README.md run as they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
+    """By hand, launched, and as a copy: each trains to its last step."""
+    pytest.importorskip("jax")
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```sh\n(.*?)```", (repo / "pitools/train/README.md").read_text(), re.DOTALL)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    env = {**kept, "PATH": path, "EXAMPLES": str(repo / "scripts/examples"), "PIT_RUNS": str(tmp_path / "runs"),
+           "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    said = []
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=env, capture_output=True, text=True,
+            timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+        said.append(done.stdout)
+    assert "step 199 loss" in said[0]
+    last = json.loads(said[1])
+    assert (last["schema"], last["step"], last["samples"]) == ("pit.step/1", 99, 32)
+    assert "step 199 loss" in said[2]
