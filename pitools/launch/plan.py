@@ -79,8 +79,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         constraint=request.constraint,
         nodelist=request.nodelist,
         exclude=request.exclude,
-        # JAX's preemption service and torch's launcher both read SIGTERM as the end; USR2 is free, USR1 is NCCL's.
-        signal="USR2@90",
+        signal=request.signal,
     )
     return Plan(
         name=request.name,

@@ -16,6 +16,7 @@ Framework = Literal["jax", "torch", "none"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}")
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -26,7 +27,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rank; exactly one of the two. data: name → folder of a dataset, or its place below the site's `paths.data`; ranks
     read it at `PIT_DATA_<NAME>`.
     time: as `sbatch --time`, or `2h`. tier: looked up in the site's tiers. partition, account, tier: "" is the site's.
-    workdir: where ranks run, relative to the request file. memory: of each node, as `sbatch --mem`.
+    signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" for none. workdir: where ranks run,
+    relative to the request file. memory: of each node, as `sbatch --mem`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     constraint: str = ""
     nodelist: str = ""
     exclude: str = ""
+    signal: str = ""
     workdir: str = "."
     data: dict[str, str] = {}
     args: dict[str, Any] = {}
@@ -78,6 +81,7 @@ def check(request: Request, where: str) -> None:
     require(bool(request.entry) or not request.args, "args go with entry; a command has its own arguments")
     for key in ("nodes", "tasks_per_node", "cpus_per_task"):
         require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")
+    require(not request.signal or bool(_SIGNAL.fullmatch(request.signal)), f"signal = {request.signal!r}", "USR2@90")
     require(request.gpus_per_node >= 0, f"gpus_per_node = {request.gpus_per_node} must be 0 or more")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import msgspec
@@ -33,15 +32,16 @@ sys.exit(0 if callable(found) else f"module {module} has no function {name}")
 def check(plan: Plan, site: Site) -> None:
     """What only trying can tell: that the entry point imports, and that the data is still the planned version.
 
-    Raises ConfigError or DataError. Where ranks run in a container, only the container could import.
+    Raises ConfigError or DataError. An import is tried only where it would be the ranks' own: not for a site over ssh,
+    and not for ranks in a container.
     """
     for data in plan.data:
         _, raw = manifest.load(Path(data.source))
         if manifest.version(raw) != data.version:
             raise DataError(f'dataset "{data.name}" is no longer version {data.version}', where=data.source)
-    if not plan.request.entry or site.container.runtime != "none":
+    if not plan.request.entry or site.container.runtime != "none" or site.reach.kind != "local":
         return
-    argv = [sys.executable, "-c", _IMPORT, plan.request.workdir, plan.request.entry]
+    argv = [plan.python, "-c", _IMPORT, plan.request.workdir, plan.request.entry]
     done = proc.run(argv, timeout_s=_IMPORT_S, env=plan.request.env)
     if done.code:
         last = (done.stderr.strip().splitlines() or ["it fails without a word"])[-1]

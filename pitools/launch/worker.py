@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ def run(plan_path: str) -> None:
     """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
     plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=Plan)
     request = plan.request
+    # submitit's handlers requeue the job at USR2 and shrug at TERM; what these mean here is the program's to say.
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_DFL)
     _enter(request.framework)
     if request.command:
         code = proc.foreground(["bash", "-c", request.command], env=os.environ, cwd=Path(request.workdir))

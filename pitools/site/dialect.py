@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     array: str = ""
     output: str = ""
     comment: str = ""
-    signal: str = "USR2@90"
+    signal: str = ""
     requeue: bool | None = True
 
 

@@ -105,7 +105,7 @@ def defaults(site: Site, given: set[str]) -> list[str]:
         known |= group if group & known else set()
     where = f"site {site.name}"
     bare = dialect.Job(
-        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, signal="", requeue=None,
+        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, requeue=None,
         partition=site.defaults.partition, account=site.defaults.account,
         qos=dialect.qos(site, site.defaults.tier, where), time_s=units.seconds(site.defaults.time),
     )  # fmt: skip
