@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ def request_file(repo: Path, tmp_path: Path) -> Callable[..., str]:
 
     def make(framework: str, **changed: Any) -> str:
         text = (repo / "scripts" / "examples" / f"bc_{framework}.toml").read_text()
-        text = text.replace("steps = 100", f"steps = {STEPS}")
+        text = re.sub(r"(?m)^steps = \d+$", f"steps = {STEPS}", text)
         lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in changed.items())
         path = tmp_path / f"{framework}.toml"
         path.write_text(lines + "\n".join(line for line in text.splitlines() if line.split(" ")[0] not in changed))
@@ -53,12 +55,13 @@ def request_file(repo: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def alone(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """Losses of each framework's loop in one process, without any launcher."""
+def alone(repo: Path, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Losses of each framework's loop in one process, without any launcher, with the example's arguments."""
     found = {}
     for framework in ("jax", "torch"):
         attempt = tmp_path_factory.mktemp(framework)
-        code = f"from pitools.train.{framework}_bc import main; main(steps={STEPS}, batch_size=32)"
+        args = tomllib.loads((repo / "scripts" / "examples" / f"bc_{framework}.toml").read_text())["args"]
+        code = f"from pitools.train.{framework}_bc import main; main(**{ {**args, 'steps': STEPS} })"
         env = {**os.environ, "PIT_DATA_DEMO": dataset, "PIT_ATTEMPT_DIR": str(attempt)}
         subprocess.run([sys.executable, "-c", code], env=env, check=True, stdout=subprocess.DEVNULL, timeout=200)
         found[framework] = [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]

@@ -10,7 +10,7 @@ import click
     add_help_option=False,
 )
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(args: tuple[str, ...]) -> None:
+def command(args: tuple[str, ...]) -> int:
     """Run sbatch with a site's defaults added: [--site NAME] [--dry-run] SBATCH-OPTIONS… SCRIPT [ARGS…].
 
     What the command line, the script or SBATCH_* variables already say is left as it is, and everything else is passed
@@ -23,11 +23,11 @@ def command(args: tuple[str, ...]) -> None:
 
     if not args or args[0] in ("-h", "--help"):
         click.echo(command.get_help(click.get_current_context()))
-        return
+        return 0
     site_name, dry_run, rest = psbatch.own_options(args)
     stdin = None if sys.stdin.isatty() else sys.stdin
     call = psbatch.prepare(load(site_name), rest, stdin)
     if dry_run:
         click.echo(call.shown)
-        return
-    psbatch.execute(call)
+        return 0
+    return psbatch.execute(call)

@@ -30,8 +30,12 @@ def show(run_dir: Path, site: Site, *, ask: bool = True) -> folder.Run:
     plan = plan_of(run_dir)
     job = folder.read(run_dir / "job.json", folder.JobRef)
     made = folder.attempts(run_dir)
-    ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    ended = _end(made)
     state = _state(site, job, ended, started=bool(made), ask=ask)
+    if is_finished(state) and not ended:
+        # It ended while Slurm was asked.
+        made = folder.attempts(run_dir)
+        ended = _end(made)
     return folder.Run(
         run_id=run_dir.name,
         name=plan.name,
@@ -44,6 +48,10 @@ def show(run_dir: Path, site: Site, *, ask: bool = True) -> folder.Run:
         created=job.submitted if job else "",
         attempts=len(made),
     )
+
+
+def _end(made: list[Path]) -> folder.Attempt | None:
+    return folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
 
 
 def _state(site: Site, job: folder.JobRef | None, ended: folder.Attempt | None, *, started: bool, ask: bool) -> str:

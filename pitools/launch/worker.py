@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,5 +134,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def end(code: int) -> None:
+    """End this process with a code, at once if it is a failure.
+
+    On the way out JAX would wait for the other ranks, which wait for this one, and then abort with a code of its own.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        end(main(sys.argv[1:]))
+    except SystemExit as error:
+        end(error.code if isinstance(error.code, int) else 1)
+    except BaseException:  # noqa: BLE001 (whatever it was, this process is about to end with it)
+        traceback.print_exc()
+        end(1)

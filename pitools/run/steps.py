@@ -21,13 +21,14 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     """One step of one rank. Times are wall-clock seconds; `wall_s` is the whole step.
 
     input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives.
-    What is left of `wall_s` is everything else. bytes_read: input bytes of this rank's share.
+    What is left of `wall_s` is everything else. bytes_read: input bytes of this rank's share. loss: None where it was
+    no finite number, which JSON cannot say.
     """
 
     t: str
     rank: int
     step: int
-    loss: float
+    loss: float | None
     wall_s: float
     input_s: float
     compute_s: float
@@ -45,8 +46,8 @@ class Summary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
 
     ranks: int
     steps: int
-    first_loss: float
-    last_loss: float
+    first_loss: float | None
+    last_loss: float | None
     step_s: float
     input_share: float
     compute_share: float

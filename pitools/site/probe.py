@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from collections.abc import Iterable, Sequence
 
@@ -22,7 +21,7 @@ def site_file(name: str, *, host: str, conf: str) -> str:
     mine: list[Association] = []
     missing = ""
     try:
-        qos, mine = slurm.qos(), [row for row in slurm.associations(getpass.getuser()) if row.user]
+        qos, mine = slurm.qos(), [row for row in slurm.associations(slurm.user()) if row.user]
     except PitError as error:  # many sites run without accounting; the rest of the file is as good
         missing = error.what
     lines = [

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pitools.core import units
-from pitools.core.errors import ToolMissing, UsageError
+from pitools.core import proc, units
+from pitools.core.errors import ToolMissing, Unreachable, UsageError
 from pitools.site import dialect
+from pitools.site.connect import client
 from pitools.site.model import Site
+from pitools.slurm.client import Client
+from pitools.slurm.reach import ssh_argv
+from pitools.slurm.refusals import NOT_FOUND, SSH_FAILED
 
 # sbatch's options that take no value; every other one takes one, joined by "=" or as the next word.
 _BARE = {
@@ -25,7 +29,7 @@ _BARE = {
     "version", "wait",
 }  # fmt: skip
 _SHORT_BARE = set("HIksOQvVWhu")
-_SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time"}
+_SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time", "J": "job-name"}
 _VARIABLES = {
     "partition": "SBATCH_PARTITION",
     "account": "SBATCH_ACCOUNT",
@@ -39,12 +43,16 @@ _GROUPS = [{"mem", "mem-per-cpu", "mem-per-gpu"}, {"exclusive", "oversubscribe",
 
 
 class Call(NamedTuple):
-    """An sbatch call: argv, variables to add, script text for its stdin (None: its own), and how it reads."""
+    """An sbatch call: argv, variables to add, script text for its stdin (None: its own), and how it reads.
+
+    far: the Slurm behind ssh, where argv is an ssh command line.
+    """
 
     argv: list[str]
     env: dict[str, str]
     stdin: str | None
     shown: str
+    far: Client | None = None
 
 
 def own_options(args: Sequence[str]) -> tuple[str, bool, list[str]]:
@@ -127,26 +135,50 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
         if stdin is None:
             raise UsageError("no script", hint="psbatch script.sh, --wrap=COMMAND, or a script on stdin")
         script = stdin.read()
-    added = defaults(site, given | directives(script or ""))
-    argv, env = ["sbatch", *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
-    from_stdin = script if at >= len(args) and script is not None else None
+    given |= directives(script or "")
+    added = defaults(site, given)
     if site.reach.kind == "ssh":
         if at + 1 < len(args):
             raise UsageError("a script's own arguments cannot travel over ssh", hint="put them into the script")
-        over = ["env", *(f"{key}={value}" for key, value in env.items()), "sbatch", *added, *args[:at]]
-        argv, env, from_stdin = ["ssh", "-o", "BatchMode=yes", site.reach.host, "--", shlex.join(over)], {}, script
-    shown = shlex.join([*(f"{key}={value}" for key, value in env.items()), *argv])
-    return Call(argv, env, from_stdin, shown)
+        if at < len(args) and "job-name" not in given and "SBATCH_JOB_NAME" not in os.environ:
+            added.append(f"--job-name={Path(args[at]).name}")
+        return _far(site, ["sbatch", *added, *args[:at]], script or "")
+    argv, env = ["sbatch", *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
+    return Call(argv, env, script if at >= len(args) else None, _shown(env, argv))
 
 
-def execute(call: Call) -> None:
-    """Become sbatch. Raises ToolMissing."""
+def _far(site: Site, argv: list[str], script: str) -> Call:
+    """The same through ssh: the script travels on stdin, and the SBATCH_* variables from here in its command line."""
+    slurm = client(site)
+    env = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_")}
+    shown = shlex.join(["ssh", site.reach.host, _shown({**slurm.reach.env, **env}, argv)])
+    return Call(ssh_argv(slurm.reach, argv, env), {}, script, shown, slurm)
+
+
+def _shown(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    # shlex.join would quote the whole of an assignment, and a shell would not take it for one.
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(argv)])
+
+
+def execute(call: Call) -> int:
+    """Become sbatch; or, over ssh, run it and return its exit code. Raises ToolMissing and Unreachable."""
     if call.stdin is not None:
         # The script came by stdin and has been read: hand it on the same way.
         memory = os.memfd_create("script")
         os.write(memory, call.stdin.encode(errors="surrogateescape"))
         os.lseek(memory, 0, os.SEEK_SET)
         os.dup2(memory, 0)
+    if call.far:
+        code = proc.foreground(call.argv, env=os.environ)
+        if code == SSH_FAILED:
+            what, hint = (
+                f'ssh to "{call.far.reach.host}" failed',
+                "look with squeue whether the job was queued all the same",
+            )
+            raise Unreachable(what, where=f"sbatch on {call.far.reach.host}", hint=hint)
+        if code == NOT_FOUND:  # a job's own 127, which --wait returns, looks the same
+            call.far.version()
+        return code
     try:
         os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
     except FileNotFoundError as error:

@@ -18,6 +18,7 @@ _NAME = re.compile(r"[^\s,\x00-\x1f\x7f-][^,\x00-\x1f\x7f]*")
 _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 
 VERSION = ["sinfo", "-V"]
+USER = ["id", "-un"]
 CONFIG = ["scontrol", "show", "config"]
 PARTITIONS = ["scontrol", "-o", "show", "partition"]
 TOPOLOGY = ["scontrol", "show", "topology"]

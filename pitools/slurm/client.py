@@ -46,6 +46,10 @@ class Client:
         """Version of the Slurm commands, such as (22, 5, 8). Asks no controller."""
         return parse_cluster.version(self._read(argv.VERSION))
 
+    def user(self) -> str:
+        """Whom the commands run as, on the cluster's side."""
+        return self._read(argv.USER).strip()
+
     def config(self) -> Config:
         """What slurmctld runs with."""
         return parse_cluster.config(self._read(argv.CONFIG))

@@ -30,6 +30,10 @@ _REMOTE = (
     '[ "$v" = SLURM_CONF ] || unset "$v"; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
+# A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
+# locale. On both streams this line ends them.
+_MARK = "\x1e\n"
+_MARKED = f"printf '\\036\\n'; printf '\\036\\n' >&2; {_REMOTE}"
 
 # Slurm prints local times without a zone: the zone is fixed where it is read. Array indices are never shortened.
 READING = {"TZ": "UTC0", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
@@ -64,7 +68,8 @@ def call(
     where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
     try:
         if reach.host:
-            return run(ssh_argv(reach, argv, env), timeout_s=reach.timeout_s, stdin=stdin)
+            done = run(ssh_argv(reach, argv, env, marked=True), timeout_s=reach.timeout_s, stdin=stdin)
+            return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
         given = {**_conf(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
         return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin)
@@ -72,12 +77,22 @@ def call(
         raise Unreachable(error.what, where=where, hint=error.hint) from error
 
 
-def ssh_argv(reach: Reach, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """The ssh command line for a Slurm command: one argument holds the whole remote command, quoted for its shell."""
+def ssh_argv(reach: Reach, argv: Sequence[str], env: Mapping[str, str], *, marked: bool = False) -> list[str]:
+    """The ssh command line for a Slurm command: one argument holds the whole remote command, quoted for its shell.
+
+    marked: a line with nothing but \\x1e stands before the command's own words, on stdout and on stderr.
+    """
     settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
-    remote = shlex.join(["sh", "-c", _REMOTE, "sh", *settings, *argv])
-    connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s)))
+    remote = shlex.join(["sh", "-c", _MARKED if marked else _REMOTE, "sh", *settings, *argv])
+    # Less than the whole, so that it is ssh that gives up, and says that nothing was sent.
+    connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s / 2)))
     return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "--", reach.host, remote]
+
+
+def _of_command(text: str) -> str:
+    """What follows the mark; all of it where ssh never got that far."""
+    _, mark, said = text.partition(_MARK)
+    return said if mark else text
 
 
 def _conf(reach: Reach) -> dict[str, str]:

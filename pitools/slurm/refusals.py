@@ -24,7 +24,8 @@ _UNREACHABLE = re.compile(
 _TRY_LATER = re.compile(r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again in a bit|Slurm is busy")
 _NEVER_SENT = re.compile(
     r"connect failure|Connection refused|standby mode|No route to host|Could not resolve|Permission denied"
-    r"|Host key verification failed|connect to host|Unable to establish controller"
+    r"|Host key verification failed|connect to host|kex_exchange_identification|during banner exchange"
+    r"|Unable to negotiate|Unable to establish controller"
 )
 _GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)
 _PREFIX = re.compile(
@@ -59,6 +60,8 @@ def refusal(command: str, host: str, code: int, stderr: str) -> PitError:
     where = f"{command} on {host}" if host else command
     if host and code == SSH_FAILED:
         hint = f"try: ssh -o BatchMode=yes {host} true"
+        # ssh says why last: before that stand banners, and the screenful about a changed key.
+        said = sentence("\n".join(stderr.rstrip().split("\n")[-2:]))
         return Unreachable(f'ssh to "{host}" failed: {said or "no reason given"}', where=where, hint=hint)
     if host and code == NOT_FOUND:
         hint = "put its folder on the PATH of that host's non-interactive shells"

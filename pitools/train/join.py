@@ -20,7 +20,7 @@ from pitools.train.rank import Rank
 JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
 ANSWER_S = 60  # a rank that has joined answers for its nonce
 COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or rank 0 saving a checkpoint
-LEAVE_S = 30  # all have come to the end, or one has failed: so long its exit waits for the others, and then aborts
+LEAVE_S = 10  # all have come to the end. A rank that failed waits so long for the others at exit, and then aborts
 
 Put = Callable[[str, str], None]
 Get = Callable[[str], str]

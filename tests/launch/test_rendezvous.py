@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
 
 import pytest
 
@@ -22,6 +21,17 @@ PORTS = (21000, 21127)
 
 def job(key: str = "1 0 0", world_size: int = 3, ports: tuple[int, int] = PORTS) -> Job:
     return Job(key, secrets.token_hex(16), world_size, ports)
+
+
+def occupy(which: int, world_size: int) -> tuple[Job, socket.socket]:
+    """A job, and a listener of somebody else on the first guard (0) or framework (1) port that the job would try."""
+    for number in range(100):
+        mine = job(key=f"{number} 0 0", world_size=world_size, ports=(21300, 21555))
+        try:
+            return mine, socket.create_server((HERE, next(iter(candidates(mine)))[which]))
+        except OSError:
+            continue
+    raise AssertionError("no free port in a hundred tries")
 
 
 def test_candidates_are_every_pair_once() -> None:
@@ -73,8 +83,7 @@ def test_a_rank_without_the_nonce_gets_nothing() -> None:
 
 def test_an_impostor_cannot_pose_as_rank_0() -> None:
     """A listener that does not know the nonce is passed by, though it stands on the first port and talks our talk."""
-    mine = job(world_size=2, ports=(21300, 21363))
-    first = next(iter(candidates(mine)))[0]
+    mine, listener = occupy(0, world_size=2)
 
     def impostor(listener: socket.socket) -> None:
         while True:
@@ -87,11 +96,11 @@ def test_an_impostor_cannot_pose_as_rank_0() -> None:
                 connection.recv(1024)
                 connection.sendall(json.dumps({"proof": "00", "coordinator": "evil:1"}).encode() + b"\n")
 
-    with closing(socket.create_server((HERE, first))) as listener:
+    with closing(listener):
         threading.Thread(target=impostor, args=(listener,), daemon=True).start()
         guard = Guard(mine, HERE)
         with closing(guard):
-            assert guard.port != first
+            assert guard.port != listener.getsockname()[1]
             assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
 
 
@@ -121,9 +130,8 @@ def test_no_port_left_is_told() -> None:
 
 def test_a_taken_framework_port_rules_out_its_pair() -> None:
     """A program on the second port of the first pair moves the job on."""
-    mine = job(world_size=1, ports=(21400, 21463))
-    first = next(iter(islice(candidates(mine), 1)))
-    with closing(socket.create_server((HERE, first[1]))):
+    mine, listener = occupy(1, world_size=1)
+    with closing(listener):
         guard = Guard(mine, HERE)
         guard.close()
-    assert guard.port != first[0]
+        assert guard.framework_port != listener.getsockname()[1]

@@ -20,7 +20,8 @@ def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     env = {**kept, "PATH": path, "EXAMPLES": str(repo / "scripts/examples"), "PIT_RUNS": str(tmp_path / "runs"),
-           "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+           "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "",
+           "OMP_NUM_THREADS": "1"}  # fmt: skip
     said = []
     for block in blocks:
         done = subprocess.run(

@@ -1,0 +1,48 @@
+"""The run folder: found, ordered, and read whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError, UsageError
+from pitools.run import folder
+
+
+def test_ids_sort_by_time_and_differ() -> None:
+    """Two runs made in the same second have different ids."""
+    ids = {folder.new_id("x") for _ in range(50)}
+    assert len(ids) == 50
+    assert all(run_id.startswith("x-20") for run_id in ids)
+
+
+def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
+    """Restarts of a job, and of an array's tasks, in the order of their numbers; nothing else counts."""
+    for name in ("10", "2", "0", "1.0", "1.10", "1.9", "x", "logs"):
+        (tmp_path / "attempts" / name).mkdir(parents=True)
+    assert [path.name for path in folder.attempts(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
+
+
+def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:
+    """And a misspelt id names the nearest."""
+    run = tmp_path / "runs" / "bc-20261121-013341-9f3c2a"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text("{}")
+    assert folder.find(tmp_path / "runs", run.name) == run
+    assert folder.find(tmp_path / "elsewhere", str(run)) == run
+    with pytest.raises(UsageError) as caught:
+        folder.find(tmp_path / "runs", "bc-20261121-013341-9f3c2b")
+    assert run.name in caught.value.hint
+
+
+def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
+    """No file is None; a file of something else is a DataError that names it."""
+    path = tmp_path / "exit.json"
+    assert folder.read(path, folder.Attempt) is None
+    folder.write(path, folder.Attempt(job_id="1", exit_code=0, ended="now"))
+    assert folder.read(path, folder.Attempt) == folder.Attempt(job_id="1", exit_code=0, ended="now")
+    path.write_text("{}")
+    with pytest.raises(DataError) as caught:
+        folder.read(path, folder.Attempt)
+    assert caught.value.where == str(path)
