@@ -171,11 +171,8 @@ def execute(call: Call) -> int:
     if call.far:
         code = proc.foreground(call.argv, env=os.environ)
         if code == SSH_FAILED:
-            what, hint = (
-                f'ssh to "{call.far.reach.host}" failed',
-                "look with squeue whether the job was queued all the same",
-            )
-            raise Unreachable(what, where=f"sbatch on {call.far.reach.host}", hint=hint)
+            host, hint = call.far.reach.host, "look with squeue whether the job was queued all the same"
+            raise Unreachable(f'ssh to "{host}" failed', where=f"sbatch on {host}", hint=hint)
         if code == NOT_FOUND:  # a job's own 127, which --wait returns, looks the same
             call.far.version()
         return code

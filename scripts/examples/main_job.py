@@ -6,6 +6,7 @@ python scripts/examples/main_job.py [recording.hdf5]
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 from pitools.core.output import table
 from pitools.core.units import duration_text, size_text
 
-HERE = Path(__file__).resolve().parent
-WORK = HERE.parent.parent / ".quickstart"
+REPO = Path(__file__).resolve().parent.parent.parent
+WORK, HERE = Path(".quickstart"), Path("scripts/examples")  # in the checkout, so that the commands read short
 NVME = "/tmp/pitools-{user}/nvme"  # as the site `local` has it, so that the run finds the data already there
 
 
@@ -31,17 +32,18 @@ def pit(*words: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Record, ingest, stage, train, and say what happened."""
+    recording = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
+    os.chdir(REPO)
     WORK.mkdir(exist_ok=True)
-    if len(sys.argv) > 1:
-        recording = Path(sys.argv[1])
-    else:
+    if recording is None:
         recording = WORK / "recording.hdf5"
-        print("\n$ python scripts/examples/make_recording.py .quickstart/recording.hdf5", file=sys.stderr)
+        print(f"\n$ python {HERE}/make_recording.py {recording}", file=sys.stderr)
         subprocess.run([sys.executable, str(HERE / "make_recording.py"), str(recording)], check=True)
     datasets = WORK / "datasets"
     dataset = pit("pit", "dataset", "ingest", str(recording), "--to", str(datasets), "--name", "demo")[-1]
-    staged = pit("pit-stage", "run", dataset["path"], "--to", NVME)[-1]
-    request, data = str(HERE / "bc_jax.toml"), f"demo={dataset['path']}"
+    version = str(datasets / dataset["name"] / dataset["version"])
+    staged = pit("pit-stage", "run", version, "--to", NVME, "--verify")[-1]
+    request, data = str(HERE / "bc_jax.toml"), f"demo={version}"
     run = pit("pit", "launch", "run", request, "--site", "local", "--nodes", "2", "--data", data, "--wait")[-1]
     steps = pit("pit", "launch", "show", run["run_dir"], "--steps")[-1]
     report(dataset, staged, run, steps)

@@ -171,7 +171,6 @@ def test_a_host_without_slurm(far: Pit, tmp_path: Path) -> None:
     (tmp_path / "hello.toml").write_text(HELLO.format("true"))
     for words in (
         ["site", "check", "--live", "bare"],
-        ["site", "probe", "x", "--host", "bare"],
         ["launch", "run", "hello.toml", "--site", "bare"],
         ["psbatch", "--site", "bare", "--wrap=true"],
     ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +100,14 @@ def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], P
     assert [shlex.split(word) for word in shlex.split(call.shown)] == [
         ["ssh"], ["login.far"], ["sbatch", "--time=02:00:00", "--comment=it's"]
     ]  # fmt: skip
+
+
+def test_a_script_need_not_be_utf_8() -> None:
+    """Bytes of another encoding on stdin are no error of ours."""
+    argv = [str(Path(sys.executable).with_name("psbatch")), "--site", "alpha", "--dry-run"]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(argv, input=b"#!/bin/sh\n# caf\xe9\n", env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slurm

@@ -77,6 +77,8 @@ def test_kinds(stderr: str, kind: type) -> None:
         ('ssh to "h" failed: Could not resolve hostname h', True),
         ("Unable to contact slurm controller (receive failure)", False),
         ("Socket timed out on send/recv operation", False),
+        ('ssh to "h" failed: Connection timed out during banner exchange', True),
+        ('ssh to "h" failed: kex_exchange_identification: Connection closed by remote host', True),
         ('ssh to "h" failed: Connection closed by remote host', False),
         ("no answer within 30 s", False),
     ],
