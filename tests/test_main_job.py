@@ -89,7 +89,9 @@ def test_four_nodes_of_two_leaves(
 ) -> None:
     """On alpha: ranks follow the leaves, each node reads its own verified copy, and the losses are one process's."""
     wanted = request_file("jax", nodelist="alpha[01-04]")
-    run = records(pit("launch", "run", wanted, "--site", "alpha", "--data", f"demo={dataset}", "--wait"))[-1]
+    # The submitter's own default site must not reach the job: its order is of the fabric that it runs on.
+    words = ("launch", "run", wanted, "--site", "alpha", "--data", f"demo={dataset}", "--wait")
+    run = records(pit(*words, PIT_SITE="beta"))[-1]
     attempt = Path(run["run_dir"]) / "attempts" / "0"
     # Odd nodes are under leaf1 and even ones under leaf2: the order is the tree's, not the names'.
     assert (attempt / "hostfile").read_text().split() == ["alpha01", "alpha03", "alpha02", "alpha04"]
@@ -156,6 +158,31 @@ def ranks_of(run_dir: str, count: int) -> list[int]:
         assert time.monotonic() < deadline, "the ranks did not start"
         time.sleep(0.3)
     return [json.loads(path.read_text())["pid"] for path in folder.glob("*.json")]
+
+
+@pytest.mark.slurm
+def test_ranks_may_end_at_different_times(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """A rank that is done first waits for the others; the site's own limit (srun --wait) does not end them."""
+    text = 'name = "uneven"\ncommand = "test $PIT_RANK = 1 || sleep 8"\nnodes = 2\ntime = "5m"\n'
+    (tmp_path / "uneven.toml").write_text(text)
+    run = records(pit("launch", "run", "uneven.toml", "--site", "alpha", "--wait"))[-1]
+    assert (run["state"], run["exit_code"]) == ("COMPLETED", 0)
+    assert " --wait=0 " in (Path(run["run_dir"]) / "script.sbatch").read_text()
+
+
+@pytest.mark.slurm
+def test_list_is_of_one_site_and_asks_once(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """Runs of another site in the same folder are not listed, a failed run says so, a broken folder hides nothing."""
+    runs = {"PIT_RUNS": str(tmp_path / "runs")}
+    (tmp_path / "bad.toml").write_text('name = "bad"\ncommand = "exit 3"\ntime = "2m"\n')
+    for site in ("alpha", "beta"):
+        assert pit("launch", "run", "bad.toml", "--site", site, "--wait", **runs).returncode == 1
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "plan.json").write_text("{}")
+    done = pit("launch", "list", "--site", "alpha", **runs)
+    assert done.returncode == 5
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (row["site"], row["state"], row["exit_code"]) == ("alpha", "FAILED", 3)
 
 
 @pytest.mark.slurm

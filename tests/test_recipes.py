@@ -36,6 +36,18 @@ def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> st
     return said
 
 
+@pytest.mark.slurm
+def test_the_three_pipelines(clusters: Path, bridge: Path, repo: Path, tmp_path: Path) -> None:
+    """The README's own pipelines, in a checkout with one real recording."""
+    (tmp_path / "scripts").symlink_to(repo / "scripts")
+    (tmp_path / "recordings").mkdir()
+    (tmp_path / "recordings" / "bridge.hdf5").symlink_to(bridge)
+    said = follow(repo, tmp_path, "README.md", 0, 1, 2)
+    assert '"site":"alpha","job_id"' in said
+    assert "LAST LOSS" in said
+    assert said.splitlines()[-1].endswith("job.sh")
+
+
 def test_launch_here(repo: Path, tmp_path: Path) -> None:
     """A request runs on this machine, and a plan through a pipe."""
     said = follow(repo, tmp_path, "pitools/launch/README.md", 0, 1)

@@ -49,17 +49,25 @@ def run(
     ctx: click.Context, request: str, site_name: str, data: tuple[str, ...], nodes: int | None, wait: bool, form: str
 ) -> None:
     """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
+    from pitools.core.errors import TryLater
     from pitools.core.output import Output
-    from pitools.launch import status, submit
+    from pitools.launch import submit
     from pitools.site.load import load
+    from pitools.slurm.states import is_finished
 
-    planned = _plan_from_stdin() if request == "-" else _plan(request, load(site_name), data, nodes)
+    if request == "-":
+        _refuse_flags(ctx, "site_name", "data", "nodes")
+        planned = _plan_from_stdin()
+    else:
+        planned = _plan(request, load(site_name), data, nodes)
     site = load(planned.site)
     run_dir = submit.run(planned, site)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
-    ended = _follow(run_dir, site, int(planned.request.args.get("steps", 0))) if wait else None
+    ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     with Output(form, RUN_COLUMNS) as out:
-        out(ended or status.show(run_dir, site))
+        out(ended or _now(run_dir, site))
+    if ended and not is_finished(ended.state):
+        raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
         click.echo(f"pit: the run {ended.state.lower()}; see: pit launch logs {run_dir}", err=True)
         ctx.exit(1)
@@ -69,16 +77,32 @@ def run(
 @site_option
 @format_option
 def list_(site_name: str, form: str) -> None:
-    """List the runs of a site, oldest first, by what their folders say (no question to Slurm)."""
+    """List the runs of a site, oldest first; Slurm is asked once for all that have not ended."""
+    from pitools.core.errors import DataError, TryLater
     from pitools.core.output import Output
     from pitools.launch import status
+    from pitools.run import folder
     from pitools.site.load import load
 
     site = load(site_name)
+    found: list[Path] = []
+    broken: DataError | None = None
+    for path in folder.runs(_runs(site)):
+        try:
+            if status.plan_of(path).site == site.name:
+                found.append(path)
+        except DataError as error:  # one broken folder must not hide the others
+            broken = error
+    try:
+        runs = status.show_all(found, site)
+    except TryLater as error:
+        click.echo(f"pit: by their folders alone: {error}", err=True)
+        runs = status.show_all(found, site, ask=False)
     with Output(form, RUN_COLUMNS) as out:
-        for path in sorted(_runs(site).glob("*/plan.json")):
-            if not path.parent.name.startswith("."):
-                out(status.show(path.parent, site, ask=False))
+        for run in runs:
+            out(run)
+    if broken:
+        raise broken
 
 
 @group.command()
@@ -153,12 +177,36 @@ def _plan_from_stdin() -> Plan:
     import msgspec
 
     from pitools.core.errors import UsageError
+    from pitools.launch import request
     from pitools.launch.plan import Plan
 
     try:
-        return msgspec.json.decode(sys.stdin.read(), type=Plan)
+        planned = msgspec.json.decode(sys.stdin.read(), type=Plan)
     except msgspec.DecodeError as error:
         raise UsageError(f"not a plan: {error}", where="stdin", hint="pipe it from `pit launch plan`") from error
+    request.check(planned.request, "stdin")
+    return planned
+
+
+def _now(run_dir: Path, site: Site) -> Run:
+    """The run just begun; a Slurm that took it and then falls silent is no failure."""
+    from pitools.core.errors import TryLater
+    from pitools.launch import status
+
+    try:
+        return status.show(run_dir, site)
+    except TryLater:
+        return status.show(run_dir, site, ask=False)
+
+
+def _refuse_flags(ctx: click.Context, *names: str) -> None:
+    """A plan is resolved: flags that would change it are not ignored but refused."""
+    from pitools.core.errors import UsageError
+
+    for name in names:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = "--" + name.removesuffix("_name")
+            raise UsageError(f"{flag} cannot change a plan", where="launch run -", hint=f"give {flag} to `launch plan`")
 
 
 def _runs(site: Site) -> Path:
@@ -177,13 +225,13 @@ def _find(run: str, site_name: str) -> tuple[Path, Site]:
     return run_dir, load(status.plan_of(run_dir).site)
 
 
-def _follow(run_dir: Path, site: Site, steps: int) -> Run:
-    """Wait for the run with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
+def _follow(run_dir: Path, site: Site, steps: object) -> Run:
+    """Wait for the run, with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
     from pitools.core.progress import bar
     from pitools.launch import status
 
     try:
-        with bar(run_dir.name, steps, unit="steps") as advance:
+        with bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
             return status.wait(run_dir, site, advance)
     except KeyboardInterrupt:
         if site.scheduler == "none":

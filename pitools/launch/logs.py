@@ -6,13 +6,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pitools.core.errors import TryLater, UsageError
+from pitools.core.errors import UsageError
 from pitools.launch import status
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.slurm.states import is_finished
-
-_ASK_S = 15.0
 
 
 def path(run_dir: Path, rank: int) -> Path | None:
@@ -31,7 +29,7 @@ def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]
     if rank >= ranks:
         raise UsageError(f"rank {rank} of {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
-    at, asked, ended = 0, time.monotonic(), not follow
+    at, watch, ended = 0, status.Watch(run_dir, site), not follow
     while True:
         log = path(run_dir, rank)
         if log != shown:
@@ -46,9 +44,4 @@ def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]
         if ended:
             return
         time.sleep(0.5)
-        ask = time.monotonic() - asked > _ASK_S
-        asked = time.monotonic() if ask else asked
-        try:
-            ended = is_finished(status.show(run_dir, site, ask=ask).state)
-        except TryLater:
-            continue
+        ended = is_finished(watch.look().state) or watch.lost

@@ -52,7 +52,11 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
     account = request.account or site.defaults.account
     if account and site.accounts and account not in site.accounts:
         raise ConfigError(f'site "{site.name}" has no account "{account}"', where=where, hint=str(site.accounts))
-    time_s = units.seconds(request.time or site.defaults.time)
+    time = request.time or site.defaults.time
+    time_s = units.seconds(time)
+    if time_s < 60:
+        # To Slurm, --time=0 is no limit at all.
+        raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
     if partition is not None:
         if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
             what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
@@ -61,7 +65,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
             what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
             raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
         if partition.max_time and time_s > units.seconds(partition.max_time):
-            what = f'time = "{request.time}" is over the limit of partition "{name}", {partition.max_time}'
+            what = f'time = "{time}" is over the limit of partition "{name}", {partition.max_time}'
             raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
     if request.data and not site.paths.nvme:
         raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
@@ -71,6 +75,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         tasks_per_node=request.tasks_per_node,
         cpus_per_task=request.cpus_per_task,
         gpus_per_node=request.gpus_per_node,
+        segment=request.segment,
         memory=request.memory,
         time_s=time_s,
         partition=name,

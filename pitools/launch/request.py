@@ -25,10 +25,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
     rank; exactly one of the two. data: name → folder of a dataset, or its place below the site's `paths.data`; ranks
-    read it at `PIT_DATA_<NAME>`.
-    time: as `sbatch --time`, or `2h`. tier: looked up in the site's tiers. partition, account, tier: "" is the site's.
-    signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" for none. workdir: where ranks run,
-    relative to the request file. memory: of each node, as `sbatch --mem`.
+    read it at `PIT_DATA_<NAME>`. time: a minute or more, as `sbatch --time`, or `2h`. tier: looked up in the site's
+    tiers. partition, account, tier: "" is the site's. segment: nodes that must share a block, where the site's
+    topology has blocks; 0 leaves it to Slurm. signal: sent to every rank before the time limit, as `USR2@90`
+    (seconds); "" for none. workdir: where ranks run, relative to the request file. memory: of each node, as
+    `sbatch --mem`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tasks_per_node: int = 1
     cpus_per_task: int = 1
     gpus_per_node: int = 0
+    segment: int = 0
     memory: str = ""
     time: str = ""
     tier: str = ""
@@ -82,7 +84,8 @@ def check(request: Request, where: str) -> None:
     for key in ("nodes", "tasks_per_node", "cpus_per_task"):
         require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")
     require(not request.signal or bool(_SIGNAL.fullmatch(request.signal)), f"signal = {request.signal!r}", "USR2@90")
-    require(request.gpus_per_node >= 0, f"gpus_per_node = {request.gpus_per_node} must be 0 or more")
+    for key in ("gpus_per_node", "segment"):
+        require(getattr(request, key) >= 0, f"{key} = {getattr(request, key)} must be 0 or more")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
     for name in request.env:

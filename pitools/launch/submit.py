@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import msgspec
 
 from pitools.core import clock, proc
-from pitools.core.errors import ConfigError, DataError
+from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.files import os_error
 from pitools.launch import local
 from pitools.launch.plan import Plan
@@ -39,6 +41,8 @@ def check(plan: Plan, site: Site) -> None:
         _, raw = manifest.load(Path(data.source))
         if manifest.version(raw) != data.version:
             raise DataError(f'dataset "{data.name}" is no longer version {data.version}', where=data.source)
+    if site.reach.kind == "local" and not Path(plan.request.workdir).is_dir():
+        raise ConfigError(f'workdir = "{plan.request.workdir}" is no folder', where=plan.name)
     if not plan.request.entry or site.container.runtime != "none" or site.reach.kind != "local":
         return
     argv = [plan.python, "-c", _IMPORT, plan.request.workdir, plan.request.entry]
@@ -59,18 +63,38 @@ def run(plan: Plan, site: Site) -> Path:
         raise os_error(error, run_dir) from error
     folder.note(run_dir, "created", site=site.name)
     try:
-        job = local.start(run_dir, site) if site.scheduler == "none" else _submit(plan, site, run_dir)
+        job = _start(plan, site, run_dir)
     except Unanswered as error:
         # The request was sent and no answer came: the job may exist, and needs its folder then.
         folder.note(run_dir, "unanswered", error=str(error))
-        hint = f"look for job name {run_dir.name} with squeue before you run it again; the run's folder is kept"
-        raise Unanswered(error.what, where=str(run_dir), hint=hint) from error
-    except BaseException:
-        shutil.rmtree(run_dir)
+        raise Unanswered(error.what, where=str(run_dir), hint=_look_for(run_dir)) from error
+    except KeyboardInterrupt:
+        if (run_dir / "job.json").exists() or not (run_dir / "script.sbatch").exists():
+            _undo(run_dir, site)
+        else:
+            folder.note(run_dir, "interrupted")
+            print(f"pit: {_look_for(run_dir)}", file=sys.stderr)
         raise
-    folder.write(run_dir / "job.json", job)
+    except OSError as error:
+        _undo(run_dir, site)
+        raise os_error(error, run_dir) from error
+    except BaseException:
+        _undo(run_dir, site)
+        raise
     folder.note(run_dir, "submitted", job_id=job.job_id)
     return run_dir
+
+
+def _look_for(run_dir: Path) -> str:
+    return f"look for job name {run_dir.name} with squeue before you run it again; the run's folder is kept"
+
+
+def _undo(run_dir: Path, site: Site) -> None:
+    """Take back what was begun: the job, if there is one already, and the folder."""
+    with contextlib.suppress(PitError):
+        if job := folder.read(run_dir / "job.json", folder.JobRef):
+            local.cancel(job) if site.scheduler == "none" else client(site).cancel([job.job_id])
+    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _make(run_dir: Path, plan: Plan) -> None:
@@ -88,12 +112,24 @@ def _make(run_dir: Path, plan: Plan) -> None:
         raise
 
 
-def _submit(plan: Plan, site: Site, run_dir: Path) -> folder.JobRef:
+def _start(plan: Plan, site: Site, run_dir: Path) -> folder.JobRef:
+    """Start the run's job; job.json is there from the moment that there is a job."""
+    if site.scheduler == "none":
+        job = local.start(run_dir, site)
+        folder.write(run_dir / "job.json", job)
+        return job
     # submitit is 90 ms of imports, and a local run has no use for it.
     from pitools.launch import worker
     from pitools.launch.executor import PitExecutor
 
     slurm = client(site)
-    executor = PitExecutor(plan, site, run_dir, send=lambda script: slurm.submit(path=str(script)).job_id)
-    job = executor.submit(worker.run, str(run_dir / "plan.json"))
-    return folder.JobRef(job_id=job.job_id, site=site.name, submitted=clock.now())
+    sent: list[folder.JobRef] = []
+
+    def send(script: Path) -> str:
+        job_id = slurm.submit(path=str(script)).job_id
+        sent.append(folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now()))
+        folder.write(run_dir / "job.json", sent[0])
+        return job_id
+
+    PitExecutor(plan, site, run_dir, send).submit(worker.run, str(run_dir / "plan.json"))
+    return sent[0]

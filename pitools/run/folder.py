@@ -98,6 +98,11 @@ def new_id(name: str) -> str:
     return f"{name}-{stamp}-{secrets.token_hex(3)}"
 
 
+def runs(root: Path) -> list[Path]:
+    """The folders of all runs below a root, by name: of one request, oldest first."""
+    return sorted(path.parent for path in root.glob("*/plan.json") if not path.parent.name.startswith("."))
+
+
 def find(runs: Path, run: str) -> Path:
     """The folder of a run given by id or by path. Raises UsageError."""
     for path in (runs / run, Path(run)):

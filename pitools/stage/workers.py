@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from mmap import mmap
 from threading import Event
 from typing import TypeVar
 
 from pitools.store.digest import Hasher
 
 T = TypeVar("T")
-# A block is read, hashed and written before the next: small enough to be still in the core's cache each time.
-BLOCK = 1 << 20
+# A block is read, hashed and written before the next: small enough to stay in the core's own cache meanwhile.
+BLOCK = 256 << 10
 
 
 class Stopped(Exception):
@@ -34,7 +35,9 @@ def for_each(items: Iterable[T], work: Callable[[T, memoryview, Event], None], *
     todo, stop = deque(items), Event()
 
     def worker() -> None:
-        buffer = memoryview(bytearray(BLOCK))
+        # A page-aligned buffer: 16 bytes into a page, where malloc puts a large bytearray, the kernel's copies into
+        # it take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
+        buffer = memoryview(mmap(-1, BLOCK))
         with _setting(stop):
             while not stop.is_set():
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,3 +114,71 @@ def test_a_controller_that_is_gone(clusters: Path, refused: Callable[..., str], 
 def test_what_slurm_itself_refuses(clusters: Path, refused: Callable[..., str]) -> None:
     """Exit 4 with Slurm's own sentence."""
     assert "Invalid feature" in refused(GOOD + 'constraint = "h900"\n', 4, "--site", "alpha")
+
+
+def test_a_piped_plan_is_judged_too(pit: Pit, tmp_path: Path) -> None:
+    """A plan's own name becomes a path: one that was tampered with is refused, and flags cannot change a plan."""
+    (tmp_path / "request.toml").write_text(GOOD)
+    plan = pit("launch", "plan", "request.toml").stdout
+    done = pit("launch", "run", "-", "--nodes", "7", stdin=plan)
+    assert done.returncode == 2
+    assert "--nodes cannot change a plan" in done.stderr
+    hostile = plan.replace('"request":{"name":"x"', '"request":{"name":"../x"')
+    assert hostile != plan
+    done = pit("launch", "run", "-", stdin=hostile)
+    assert done.returncode == 3
+    assert "name = '../x'" in done.stderr
+
+
+@pytest.mark.parametrize("time", ["0", "30s"])
+def test_less_than_a_minute_is_no_limit_to_slurm(refused: Callable[..., str], time: str) -> None:
+    """Exit 3: `--time=0` would be unlimited."""
+    assert "less than a minute" in refused(f'name = "x"\ncommand = "true"\ntime = "{time}"\n', 3)
+
+
+def test_a_workdir_that_is_not_there(refused: Callable[..., str]) -> None:
+    """Exit 3 before the queue, not after."""
+    assert "is no folder" in refused(GOOD + 'workdir = "nowhere"\n', 3)
+
+
+def test_an_argument_named_steps_may_be_anything(pit: Pit, tmp_path: Path) -> None:
+    """Only the progress bar looks at it."""
+    (tmp_path / "mine.py").write_text("def main(steps):\n    assert steps == 'many'\n")
+    (tmp_path / "request.toml").write_text('name = "x"\nentry = "mine:main"\n[args]\nsteps = "many"\n')
+    assert pit("launch", "run", "request.toml", "--wait").returncode == 0
+
+
+@pytest.mark.slurm
+def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
+    clusters: Path, pit: Pit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a run's folder cannot take the pickle of a job that Slurm has, the job is cancelled, the folder gone."""
+    from submitit.core.utils import JobPaths
+
+    from pitools.core.errors import PitError
+    from pitools.launch import plan as planning
+    from pitools.launch import request as requests
+    from pitools.launch import submit
+    from pitools.site.connect import client
+    from pitools.site.load import load
+
+    seen: list[str] = []
+
+    def full(self: JobPaths, *args: object, **kwargs: object) -> None:
+        seen.append(str(self.job_id))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JobPaths, "move_temporary_file", full)
+    monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "request.toml").write_text(GOOD)
+    site = load("alpha")
+    plan = planning.make(requests.load(tmp_path / "request.toml"), site, "test")
+    with pytest.raises(PitError) as caught:
+        submit.run(plan, site)
+    assert caught.value.exit_code == 75
+    assert not list((tmp_path / "runs").iterdir())
+    (job_id,) = seen
+    deadline = time.monotonic() + 30
+    while (state := client(site).state_of([job_id])[job_id]) not in ("CANCELLED", "FAILED"):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.5)

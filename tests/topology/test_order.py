@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,17 @@ from pitools.core.errors import DataError
 from pitools.slurm.records import Block, Switch
 from pitools.topology.model import Fabric, from_blocks, from_switches, natural
 from pitools.topology.order import order
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def write_conf(tmp_path: Path) -> Path:
+    """A slurm.conf whose controller is not there."""
+    path = tmp_path / "slurm.conf"
+    path.write_text("ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=19\nMessageTimeout=5\n"
+                    "AuthType=auth/none\nCredType=cred/none\nNodeName=n1\nPartitionName=p Nodes=n1\n")  # fmt: skip
+    return path
 
 
 def tree(fanout: list[list[int]]) -> Fabric:
@@ -100,3 +114,21 @@ def test_an_impossible_fabric_is_refused(switches: list[Switch], what: str) -> N
 def test_natural_order_counts() -> None:
     """Digits compare as numbers, wherever they stand."""
     assert sorted(["r2n10", "r10n1", "r2n9"], key=natural) == ["r2n9", "r2n10", "r10n1"]
+
+
+def test_orders_pipe_into_each_other(pit: Pit, write_conf: Path) -> None:
+    """Records with a node are read like lists, `hosts` keeps the order, and a fabric out of reach stops no job."""
+    lines = '{"node":"n2"}\nn10,n9\n'
+    done = pit("topology", "order", "-", "--hostfile", "2", stdin=lines, SLURM_CONF=str(write_conf))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["n2", "n2", "n9", "n9", "n10", "n10"]
+    assert "ranks in name order" in done.stderr
+    done = pit("topology", "order", "-", stdin='{"nodes":3}\n', SLURM_CONF=str(write_conf))
+    assert done.returncode == 2
+
+
+@pytest.mark.slurm
+def test_hosts_keep_their_order(clusters: Path, pit: Pit) -> None:
+    """`--format hosts` of an order is not sorted by folding."""
+    done = pit("topology", "order", "alpha[01-04]", "--site", "alpha", "--format", "hosts")
+    assert done.stdout == "alpha01,alpha03,alpha02,alpha04\n"
