@@ -52,3 +52,17 @@ def test_subprocess_lives_in_one_place(repo: Path) -> None:
         if any(call in text for call in ("subprocess.run(", "subprocess.Popen(", "os.system(", "check_output(")):
             users.add(str(path.relative_to(repo)))
     assert users == {"pitools/core/proc.py"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["site", "list"], ["stage", "--help"], ["launch", "--help"]], ids=" ".join
+)
+def test_what_is_typed_most_imports_nothing_heavy(words: list[str]) -> None:
+    """Start-up is the import list: none of the heavy packages is on it."""
+    code = (
+        "import sys; from pitools import cli; code = cli.run(cli.group, 'pit'); "
+        "heavy = {'numpy', 'jax', 'torch', 'zarr', 'h5py', 'rich', 'submitit', 'jinja2'} & sys.modules.keys(); "
+        "sys.exit(code or ', '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
