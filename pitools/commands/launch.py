@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pitools.run.folder import Run
     from pitools.site.model import Site
 
+PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 RUN_COLUMNS = ("run_id", "site", "job_id", "state", "exit_code", "nodes", "created")
 
 
@@ -33,7 +34,7 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
     from pitools.core.output import Output
     from pitools.site.load import load
 
-    with Output(form, ("name", "site", "job", "data")) as out:
+    with Output(form, PLAN_COLUMNS) as out:
         out(_plan(request, load(site_name), data, nodes))
 
 

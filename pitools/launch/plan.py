@@ -40,6 +40,31 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     python: str
     request_text: str = ""
 
+    @property
+    def nodes(self) -> int:
+        """How many nodes the job asks for."""
+        return self.job.nodes
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks run on them, all together."""
+        return self.job.nodes * self.job.tasks_per_node
+
+    @property
+    def partition(self) -> str:
+        """Where the job goes."""
+        return self.job.partition
+
+    @property
+    def time(self) -> str:
+        """Its limit, as Slurm writes it."""
+        return units.slurm_time(self.job.time_s)
+
+    @property
+    def bytes_per_node(self) -> int:
+        """What each node will hold of staged data."""
+        return sum(data.bytes for data in self.data)
+
 
 def make(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
     """Resolve a request for a site. Reads the manifests of its datasets, and nothing else.
