@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import traceback
 from importlib import import_module
 
 import click
 
 from pitools import __version__
-from pitools.core.errors import PitError, UsageError, nearest
+from pitools.core.errors import ClusterError, PitError, UsageError, nearest
 
 NOUNS = {
     "dataset": "Recordings in, verified Zarr datasets out.",
@@ -84,10 +85,23 @@ def run(command: click.Command, name: str) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo(f"{name}: interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader (`head`, `less`) has enough. Point stdout at nothing, or Python complains once more at exit.
+    except SystemExit as error:
+        if error.code != 1:
+            raise
+        # Only click exits with 1: the reader (`head`, `less`) has enough, which is no failure. Point stdout at nothing,
+        # or Python complains once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        report(name, ClusterError(error.strerror or str(error), where=str(error.filename or "")))
+        return ClusterError.exit_code
+    except UnicodeError as error:
+        report(name, ClusterError(f"not UTF-8 text: {error}"))
+        return ClusterError.exit_code
+    except Exception:  # noqa: BLE001 (the last catch: Python's own exit code for what nobody caught, 1, is an answer)
+        # A mistake of ours: its traceback is what a report of it needs.
+        traceback.print_exc()
+        return ClusterError.exit_code
 
 
 def report(name: str, error: PitError) -> None:

@@ -16,6 +16,9 @@ def command(args: tuple[str, ...]) -> int:
     What the command line, the script or SBATCH_* variables already say is left as it is, and everything else is passed
     on untouched. --dry-run prints what would be run.
     """
+    import sys
+    from contextlib import nullcontext
+
     from pitools.site import psbatch
     from pitools.site.load import load
 
@@ -23,9 +26,11 @@ def command(args: tuple[str, ...]) -> int:
         click.echo(command.get_help(click.get_current_context()))
         return 0
     site_name, dry_run, rest = psbatch.own_options(args)
-    # A script is bytes to sbatch: one that is not UTF-8 goes through all the same.
-    with open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
-        call = psbatch.prepare(load(site_name), rest, None if stdin.isatty() else stdin)
+    # A script is bytes to sbatch: one that is not UTF-8 goes through all the same. Python was started without a stdin
+    # (`<&-`) where it has none, and descriptor 0 may be any file by now.
+    closed = sys.stdin is None
+    with nullcontext() if closed else open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
+        call = psbatch.prepare(load(site_name), rest, None if stdin is None or stdin.isatty() else stdin)
     if dry_run:
         click.echo(call.shown)
         return 0

@@ -30,11 +30,11 @@ def list_(site_name: str, form: str) -> None:
 
 @group.command()
 @click.argument("script")
-@click.argument("command", nargs=-1, required=True)
+@click.argument("command", nargs=-1)
 @site_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--tasks-per-node", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--gpus-per-node", type=click.IntRange(0), help="Default: all of the partition's.")
+@click.option("--gpus-per-node", type=click.IntRange(0), help="Default: all of the partition's; none for stage.")
 @click.option("--time", metavar="TIME", default="", help="2h, 30m or Slurm's form; default: the site's.")
 @click.option("--framework", type=click.Choice(["jax", "torch", "none"]), default="none", show_default=True)
 @click.option("--data", metavar="NAME=PATH", multiple=True, help="Stage this dataset; ranks find it at PIT_DATA_NAME.")
@@ -42,7 +42,10 @@ def render(
     script: str, command: tuple[str, ...], site_name: str, nodes: int, tasks_per_node: int,
     gpus_per_node: int | None, time: str, framework: str, data: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Print SCRIPT as a site's sbatch file, running COMMAND on every rank: `render train … -- python train.py`."""
+    """Print SCRIPT as a site's sbatch file, running COMMAND on every rank: `render train … -- python train.py`.
+
+    stage needs no COMMAND: it has no ranks.
+    """
     from pitools.site.load import load
     from pitools.site.standalone import text
 

@@ -73,25 +73,9 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
     not one.
     """
     name = request.partition or site.defaults.partition
-    partition = dialect.partition(site, name, where) if name or site.partitions else None
-    account = request.account or site.defaults.account
-    if account and site.accounts and account not in site.accounts:
-        raise ConfigError(f'site "{site.name}" has no account "{account}"', where=where, hint=str(site.accounts))
-    time = request.time or site.defaults.time
-    time_s = units.seconds(time)
-    if time_s < 60:
-        # To Slurm, --time=0 is no limit at all.
-        raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
-    if partition is not None:
-        if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
-            what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
-            raise ConfigError(what, where=where, hint=f"ask for at most {partition.nodes}")
-        if request.gpus_per_node > partition.gpus_per_node:
-            what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
-            raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
-        if partition.max_time and time_s > units.seconds(partition.max_time):
-            what = f'time = "{time}" is over the limit of partition "{name}", {partition.max_time}'
-            raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
+    time_s = _time_s(request, site, where)
+    if name or site.partitions:
+        _fits(request, site, name, time_s, where)
     if request.data and not site.paths.nvme:
         raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
     job = dialect.Job(
@@ -104,13 +88,14 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         memory=request.memory,
         time_s=time_s,
         partition=name,
-        account=account,
+        account=dialect.account(site, request.account or site.defaults.account, where),
         qos=dialect.qos(site, request.tier or site.defaults.tier, where),
         constraint=request.constraint,
         nodelist=request.nodelist,
         exclude=request.exclude,
         signal=request.signal,
     )
+    dialect.flags(site, job)  # what the site has no flag for is refused now, not when the script is written
     return Plan(
         name=request.name,
         site=site.name,
@@ -122,6 +107,30 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         python=site.paths.python or sys.executable,
         request_text=request_text,
     )
+
+
+def _time_s(request: Request, site: Site, where: str) -> int:
+    time = request.time or site.defaults.time
+    time_s = units.seconds(time)
+    if time_s < 60:
+        # To Slurm, --time=0 is no limit at all.
+        raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
+    return time_s
+
+
+def _fits(request: Request, site: Site, name: str, time_s: int, where: str) -> None:
+    """Raise ConfigError where the request asks for more than the partition has."""
+    partition = dialect.partition(site, name, where)
+    if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
+        what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
+        raise ConfigError(what, where=where, hint=f"ask for at most {partition.nodes}")
+    if request.gpus_per_node > partition.gpus_per_node:
+        what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
+        raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
+    limit_s = dialect.limit_s(partition)
+    if limit_s is not None and time_s > limit_s:
+        what = f'time = {units.slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
+        raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
 
 
 def _staged(name: str, source: str, site: Site) -> Staged:

@@ -5,6 +5,7 @@ The template, the submitit executor and `psbatch` all get their flags here, so t
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
@@ -15,7 +16,11 @@ from pitools.core.errors import ConfigError, UsageError, nearest
 from pitools.site.model import Partition, Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+# Whole words only: MAX_TOKENS and TOKENIZERS_PARALLELISM are no secrets.
+_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)", re.IGNORECASE
+)
+_NO_LIMIT = {"", "UNLIMITED", "INFINITE"}  # the words are Slurm's own
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +42,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     segment: int = 0
     array: str = ""
     output: str = ""
-    comment: str = ""
     signal: str = ""
     requeue: bool | None = True
 
 
 def flags(site: Site, job: Job) -> tuple[str, ...]:
-    """The job's sbatch flags, `--name=value` each, in a fixed order. Raises UsageError for a value with a newline."""
+    """The job's sbatch flags, `--name=value` each, in a fixed order.
+
+    Raises UsageError for a value with a newline, ConfigError for segments on a site that has none.
+    """
     dialect = site.dialect
+    if job.segment and not dialect.segment:
+        # A job spread over more blocks than it counts on would run, only slower: nobody would notice.
+        hint = "leave segment out, or set dialect.segment = true in the site file"
+        raise ConfigError(f'site "{site.name}" has no --segment', where=f"segment = {job.segment}", hint=hint)
     pairs: list[tuple[str, object, bool]] = [
         ("job-name", job.name, True),
         ("partition", job.partition, True),
@@ -59,12 +70,11 @@ def flags(site: Site, job: Job) -> tuple[str, ...]:
         ("constraint", job.constraint, True),
         ("nodelist", job.nodelist, True),
         ("exclude", job.exclude, True),
-        ("segment", job.segment, dialect.segment),
+        ("segment", job.segment, True),
         ("array", job.array, True),
         ("signal", job.signal, dialect.signal),
         ("output", job.output, True),
         ("open-mode", "append" if job.output else "", True),
-        ("comment", job.comment, True),
     ]
     written = [f"--{name}={value}" for name, value, emitted in pairs if emitted and value not in ("", 0)]
     if dialect.exclusive:
@@ -110,9 +120,22 @@ def directive(flag: str) -> str:
 def partition(site: Site, name: str, where: str) -> Partition:
     """The partition of this name. Raises ConfigError naming the nearest."""
     if name not in site.partitions:
-        hint = nearest(name, site.partitions)
-        raise ConfigError(f'site "{site.name}" has no partition "{name}"', where=where, hint=hint)
+        what, hint = f'site "{site.name}" has no partition "{name}"', nearest(name, site.partitions)
+        raise ConfigError(what, where=_said("PIT_PARTITION", name) or where, hint=hint)
     return site.partitions[name]
+
+
+def limit_s(partition: Partition) -> int | None:
+    """The longest job of a partition in seconds; None: no limit. Raises UsageError for what is no duration."""
+    return None if partition.max_time.upper() in _NO_LIMIT else units.seconds(partition.max_time)
+
+
+def account(site: Site, name: str, where: str) -> str:
+    """The account, if the site lets you charge it. Raises ConfigError naming the nearest."""
+    if name and site.dialect.account and site.accounts and name not in site.accounts:
+        what, hint = f'site "{site.name}" has no account "{name}"', nearest(name, site.accounts)
+        raise ConfigError(what, where=_said("PIT_ACCOUNT", name) or where, hint=hint)
+    return name
 
 
 def qos(site: Site, tier: str, where: str) -> str:
@@ -120,5 +143,11 @@ def qos(site: Site, tier: str, where: str) -> str:
     if not site.tiers:
         return ""
     if tier not in site.tiers:
-        raise ConfigError(f'site "{site.name}" has no tier "{tier}"', where=where, hint=nearest(tier, site.tiers))
+        what, hint = f'site "{site.name}" has no tier "{tier}"', nearest(tier, site.tiers)
+        raise ConfigError(what, where=_said("PIT_TIER", tier) or where, hint=hint)
     return site.tiers[tier]
+
+
+def _said(variable: str, value: str) -> str:
+    """The variable as an error's `where`, if the value is its own; else ""."""
+    return f"env {variable}" if os.environ.get(variable) == value else ""

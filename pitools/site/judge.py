@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core import proc
-from pitools.core.errors import PitError, nearest
+from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.core.record import Record
 from pitools.site.connect import client
 from pitools.site.load import load
 from pitools.site.model import Site
 from pitools.site.standalone import text
-from pitools.site.template import templates
+from pitools.site.template import fill, templates
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.site-finding/1"):
@@ -29,7 +30,12 @@ def findings(name: str, *, live: bool = False) -> Iterator[Finding]:
 
     Raises UsageError for an unknown site, Unreachable for a cluster that does not answer.
     """
-    site = load(name)
+    try:
+        # The files alone: a variable of this shell is no fault of theirs.
+        site = load(name, variables=False)
+    except ConfigError as error:
+        yield Finding(site=name, key="", problem=str(error), hint=error.hint)
+        return
     yield from _paths(site)
     yield from _scripts(site)
     if live and site.scheduler == "slurm":
@@ -40,6 +46,16 @@ def _paths(site: Site) -> Iterator[Finding]:
     if not site.paths.nvme:
         hint = 'nvme = "/scratch/{user}"'
         yield Finding(site=site.name, key="paths.nvme", problem="not set: datasets cannot be staged", hint=hint)
+    for key in ("runs", "data", "nvme"):
+        try:
+            path = Path(fill(getattr(site.paths, key))).absolute()
+        except PitError as error:
+            yield Finding(site=site.name, key=f"paths.{key}", problem=error.what, hint=error.hint)
+            continue
+        if key == "runs" and site.reach.kind == "local":
+            there = next(part for part in (path, *path.parents) if os.access(part, os.F_OK))
+            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+                yield Finding(site=site.name, key="paths.runs", problem=f"{there} is no folder that you can write to")
     if site.scheduler == "slurm" and not site.partitions:
         yield Finding(site=site.name, key="partitions", problem="none", hint=f"pit site probe {site.name}")
     if site.slurm.conf and site.reach.kind == "local" and not Path(site.slurm.conf).is_file():

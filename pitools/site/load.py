@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 
 import pitools
-from pitools.core import toml
-from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.core import toml, units
+from pitools.core.errors import ConfigError, PitError, UsageError, nearest
+from pitools.site import dialect
 from pitools.site.model import Setting, Site
 
-# Variables that stand in for one key each. Flags come later still: they change the request, not the site.
+# Variables that stand in for one key each. Flags come later still: they change the request, not the site. A variable
+# is set for every site and few can use its value, so `dialect` judges it where it is used, not `load`.
 VARIABLES = {
     "PIT_ACCOUNT": "defaults.account",
     "PIT_PARTITION": "defaults.partition",
@@ -55,14 +57,14 @@ def names() -> list[str]:
     return sorted(found)
 
 
-def load(name: str) -> Site:
-    """The site of this name, its layers merged and checked. Raises UsageError or ConfigError."""
-    return _load(name)[0]
+def load(name: str, *, variables: bool = True) -> Site:
+    """The site of this name, its files merged and checked, then the variables. Raises UsageError or ConfigError."""
+    return _load(name, variables)[0]
 
 
 def origins(name: str) -> list[Setting]:
     """Every key of the site in force, with where its value came from."""
-    site, came_from = _load(name)
+    site, came_from = _load(name, variables=True)
     values = msgspec.to_builtins(site)
     return [
         Setting(key=key, value=json.dumps(value, ensure_ascii=False), origin=_origin(key, came_from))
@@ -84,22 +86,29 @@ def _is_plain(name: str) -> bool:
     return bool(name) and name == Path(name).name and name not in {".", ".."} and name.isprintable()
 
 
-def _load(name: str) -> tuple[Site, dict[str, str]]:
+def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
     merged: dict[str, Any] = {}
     came_from: dict[str, str] = {}
     for path in files(name):
         tables = toml.read(path)
         # Checked one by one, so that an error names the file it stands in.
-        toml.convert({"name": name, **tables}, Site, str(path))
+        said = toml.convert({"name": name, **tables}, Site, str(path))
+        if said.templates:
+            tables["templates"] = {script: _beside(path, template) for script, template in said.templates.items()}
         _merge(merged, tables, came_from, str(path), "")
-    for variable, key in VARIABLES.items():
-        if value := os.environ.get(variable):
-            section, field = key.split(".")
-            _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
     where = " + ".join(str(path) for path in files(name))
     site = toml.convert(merged, Site, where)
     _check(site, name, where)
-    return site, came_from
+    for variable, key in VARIABLES.items():
+        if variables and (value := os.environ.get(variable)):
+            section, field = key.split(".")
+            _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
+    return toml.convert(merged, Site, where), came_from
+
+
+def _beside(file: Path, path: str) -> str:
+    """A path in a file, relative to the file's own folder."""
+    return str((file.parent / Path(path).expanduser()).absolute())
 
 
 def _merge(into: dict[str, Any], tables: Mapping[str, Any], came_from: dict[str, str], origin: str, at: str) -> None:
@@ -135,6 +144,7 @@ def _check(site: Site, name: str, where: str) -> None:
     if site.tiers and site.defaults.tier not in site.tiers:
         hint = nearest(site.defaults.tier, site.tiers)
         raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
+    _check_times(site, where)
     if site.reach.kind == "ssh" and (not site.reach.host or site.reach.host.startswith("-")):
         raise ConfigError(f'reach.host = "{site.reach.host}" is no host', where=where, hint='host = "login.example"')
     first, last = site.network.ports
@@ -144,3 +154,14 @@ def _check(site: Site, name: str, where: str) -> None:
         texts = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(text, str) and not text.isprintable() for text in [key, *texts]):
             raise ConfigError(f'key "{key}" holds a control character', where=where, hint="values become script text")
+
+
+def _check_times(site: Site, where: str) -> None:
+    key = "defaults.time"
+    try:
+        units.seconds(site.defaults.time)
+        for name, partition in site.partitions.items():
+            key = f"partitions.{name}.max_time"
+            dialect.limit_s(partition)
+    except PitError as error:
+        raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error

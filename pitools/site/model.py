@@ -52,7 +52,10 @@ class Dialect(Section, frozen=True, kw_only=True):
 
 
 class Partition(Section, frozen=True, kw_only=True):
-    """One partition. Prices are in the site's currency per node and hour; max_time as in sbatch, "" is no limit."""
+    """One partition. Prices are in the site's currency per node and hour.
+
+    max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE are no limit.
+    """
 
     nodes: int = 0
     gpu: str = ""
@@ -118,7 +121,8 @@ class Site(Section, frozen=True, kw_only=True):
     """One site file, all layers merged.
 
     accounts: names you may charge. tiers: a request's tier → the site's QOS. modules: `module load` lines.
-    environment: variables of the whole job, never secrets. templates: script name → file, beside the shipped ones.
+    environment: variables of the whole job, never secrets. templates: script name → file, beside the shipped ones; a
+    relative path starts at the site file's folder.
     """
 
     name: str
@@ -153,7 +157,7 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.site/1"):
 
 
 class Setting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
-    """One key of a site, its value as TOML, and the file, variable or `default` it came from."""
+    """One key of a site, its value as JSON, and the file, variable or `default` it came from."""
 
     key: str
     value: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -28,6 +29,8 @@ _BARE = {
     "reboot", "requeue", "share", "spread-job", "stepmgr", "test-only", "usage", "use-min-nodes", "verbose",
     "version", "wait",
 }  # fmt: skip
+# Names that are whole, though longer ones begin with them; any other unique beginning of a name is as good as the name.
+_WHOLE = {"export", "gpus", "gres", "mem", "ntasks", "time", "wait"}
 _SHORT_BARE = set("HIksOQvVWhu")
 _SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time", "J": "job-name"}
 _VARIABLES = {
@@ -72,7 +75,10 @@ def own_options(args: Sequence[str]) -> tuple[str, bool, list[str]]:
 
 
 def split(args: Sequence[str]) -> tuple[set[str], int]:
-    """(long names of the options given, index of the script): how sbatch itself reads its command line."""
+    """(long names of the options given, index of the script): how sbatch itself reads its command line.
+
+    Long names as they are written, so maybe shortened; a short option that has no name here stays `-x`.
+    """
     given: set[str] = set()
     at = 0
     while at < len(args):
@@ -82,12 +88,12 @@ def split(args: Sequence[str]) -> tuple[set[str], int]:
         if word.startswith("--"):
             name, joined, _ = word[2:].partition("=")
             given.add(name)
-            at += 1 if joined or name in _BARE else 2
+            at += 1 if joined or any(option.startswith(name) for option in _BARE) else 2
         elif word.startswith("-") and len(word) > 1:
             letters = word[1:]
             while letters and letters[0] in _SHORT_BARE:
                 letters = letters[1:]
-            given.add(_SHORT.get(letters[:1], letters[:1]))
+            given.add(_SHORT.get(letters[:1], f"-{letters[:1]}"))
             at += 2 if len(letters) == 1 else 1
         else:
             return given, at
@@ -99,25 +105,34 @@ def directives(script: str) -> set[str]:
     given: set[str] = set()
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
-            given |= split(shlex.split(line[len("#SBATCH") :], comments=True))[0]
+            with suppress(ValueError):  # an open quote: sbatch will say so better than we can
+                given |= split(shlex.split(line[len("#SBATCH") :], comments=True))[0]
         elif line.strip() and not line.startswith("#"):
             break
     return given
 
 
+def says(given: set[str], name: str) -> bool:
+    """Whether one of the names given is this option's, whole or shortened as sbatch allows."""
+    return any(name == said or (name.startswith(said) and said not in _WHOLE) for said in given)
+
+
 def defaults(site: Site, given: set[str]) -> list[str]:
-    """The flags of the site's defaults that nobody gave."""
+    """The flags of the site's defaults that nobody gave. Raises ConfigError for a default the site does not have."""
     known = {name for name, variable in _VARIABLES.items() if variable in os.environ}
     known |= given
     for group in _GROUPS:
-        known |= group if group & known else set()
-    where = f"site {site.name}"
+        known |= group if any(says(known, name) for name in group) else set()
+    where, default = f"site {site.name}", site.defaults
+    if default.partition and not says(known, "partition"):
+        dialect.partition(site, default.partition, where)
     bare = dialect.Job(
-        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, requeue=None,
-        partition=site.defaults.partition, account=site.defaults.account,
-        qos=dialect.qos(site, site.defaults.tier, where), time_s=units.seconds(site.defaults.time),
+        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, requeue=None, time_s=units.seconds(default.time),
+        partition=default.partition,
+        account="" if says(known, "account") else dialect.account(site, default.account, where),
+        qos="" if says(known, "qos") else dialect.qos(site, default.tier, where),
     )  # fmt: skip
-    return [flag for flag in dialect.flags(site, bare) if flag[2:].split("=")[0] not in known]
+    return [flag for flag in dialect.flags(site, bare) if not says(known, flag[2:].split("=")[0])]
 
 
 def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
@@ -131,7 +146,7 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
             script = Path(args[at]).read_text(errors="surrogateescape")
         except OSError as error:
             raise UsageError(f'cannot read script "{args[at]}": {error.strerror}', where="psbatch") from error
-    elif "wrap" not in given:
+    elif not says(given, "wrap"):
         if stdin is None:
             raise UsageError("no script", hint="psbatch script.sh, --wrap=COMMAND, or a script on stdin")
         script = stdin.read()
@@ -140,7 +155,7 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
     if site.reach.kind == "ssh":
         if at + 1 < len(args):
             raise UsageError("a script's own arguments cannot travel over ssh", hint="put them into the script")
-        if at < len(args) and "job-name" not in given and "SBATCH_JOB_NAME" not in os.environ:
+        if at < len(args) and not says(given, "job-name") and "SBATCH_JOB_NAME" not in os.environ:
             added.append(f"--job-name={Path(args[at]).name}")
         return _far(site, ["sbatch", *added, *args[:at]], script or "")
     argv, env = ["sbatch", *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}

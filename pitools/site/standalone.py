@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pitools.core import proc, units
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, UsageError
 from pitools.core.record import Record
 from pitools.site import dialect
 from pitools.site.connect import client
 from pitools.site.model import Site
-from pitools.site.template import Dataset, container_prefix, render
+from pitools.site.template import Dataset, container_prefix, find, render
+
+# Scripts that start no ranks: no command, and no GPUs unless they are asked for.
+_NO_RANKS = {"stage"}
+_PYTHON = re.compile(r"python[\d.]*")
 
 
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
@@ -35,18 +40,26 @@ def text(
     framework: str,
     data: Mapping[str, str],
 ) -> str:
-    """A script's text with the site's defaults. `gpus_per_node=None` is all the partition has."""
+    """A script's text with the site's defaults. `gpus_per_node=None`: all that the partition has; without ranks, none.
+
+    Raises UsageError for an unknown script or one that lacks its command, ConfigError for a default the site has not.
+    """
+    find(site, script)
+    if not command and script not in _NO_RANKS:
+        raise UsageError(f"{script} needs a command", hint=f"pit script render {script} -- python train.py")
     where = f"site {site.name}"
     name = site.defaults.partition
     has = dialect.partition(site, name, where).gpus_per_node if name else 0
+    if script in _NO_RANKS:
+        has = 0
     job = dialect.Job(
-        name=Path(command[-1] if len(command) > 1 else command[0]).stem or script,
+        name=_job_name(command, script),
         nodes=nodes,
         tasks_per_node=tasks_per_node,
         gpus_per_node=has if gpus_per_node is None else gpus_per_node,
         time_s=units.seconds(time or site.defaults.time),
         partition=name,
-        account=site.defaults.account,
+        account=dialect.account(site, site.defaults.account, where),
         qos=dialect.qos(site, site.defaults.tier, where),
     )
     # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
@@ -55,6 +68,17 @@ def text(
     payload = " ".join(words)
     datasets = [Dataset(name=key, source=source) for key, source in data.items()]
     return render(site, script, job, payload=payload, datasets=datasets)
+
+
+def _job_name(command: Sequence[str], script: str) -> str:
+    """The first word that looks like a file, without folder and suffix: `python -u train.py --lr 0.1` is `train`."""
+    for word in command:
+        path = Path(word)
+        looks = "/" in word or path.suffix[1:2].isalpha()
+        if looks and not re.search(r"^-|\s", word) and not _PYTHON.fullmatch(path.name):
+            script = path.stem or script
+            break
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", script)
 
 
 def verdicts(site: Site, script: str) -> Iterator[Verdict]:

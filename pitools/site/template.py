@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,8 +49,16 @@ def templates(site: Site) -> list[Template]:
         for path in sorted(shipped("sbatch_templates").glob(f"*{SUFFIX}"))
     }
     for name, path in site.templates.items():
-        found[name] = Template(script=name, path=str(Path(path).expanduser()), origin=f"site {site.name}")
+        found[name] = Template(script=name, path=path, origin=f"site {site.name}")
     return [found[name] for name in sorted(found)]
+
+
+def find(site: Site, script: str) -> Template:
+    """The script of this name. Raises UsageError naming the nearest."""
+    known = {template.script: template for template in templates(site)}
+    if script not in known:
+        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=nearest(script, known))
+    return known[script]
 
 
 def render(
@@ -106,10 +116,7 @@ def render(
 def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
     import jinja2
 
-    known = {template.script: template for template in templates(site)}
-    if script not in known:
-        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=nearest(script, known))
-    path = Path(known[script].path)
+    path = Path(find(site, script).path)
     loader = jinja2.FileSystemLoader([path.parent, shipped("sbatch_templates")])
     environment = jinja2.Environment(  # noqa: S701 (the text is shell, not HTML; the `q` filter quotes it)
         loader=loader,
@@ -123,7 +130,7 @@ def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
         return environment.get_template(path.name).render(values)
     except jinja2.UndefinedError as error:
         raise ConfigError(f"the template needs a value that does not exist: {error}", where=str(path)) from error
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, UnicodeError, OSError) as error:
         raise ConfigError(f"the template cannot be used: {error}", where=str(path)) from error
 
 
@@ -150,13 +157,10 @@ def fill(path: str, *, node: str = "", job: str = "") -> str:
 
     Raises UsageError for any other placeholder.
     """
-    import getpass
-    import socket
-
-    values = {
-        "node": node or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        "job": job or os.environ.get("SLURM_JOB_ID", ""),
-        "user": getpass.getuser(),
+    values: dict[str, Callable[[], str]] = {
+        "node": lambda: node or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "job": lambda: job or os.environ.get("SLURM_JOB_ID", ""),
+        "user": _user,
     }
 
     def value(match: re.Match[str]) -> str:
@@ -164,6 +168,14 @@ def fill(path: str, *, node: str = "", job: str = "") -> str:
             raise UsageError(
                 f'"{match.group(0)}" cannot be filled in', where=path, hint=nearest(match.group(1), values)
             )
-        return values[match.group(1)]
+        return values[match.group(1)]()
 
     return re.sub(r"\{(\w+)\}", value, path)
+
+
+def _user() -> str:
+    """The user's name, or their number where no name is known, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

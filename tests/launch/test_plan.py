@@ -25,6 +25,7 @@ MakePlan = Callable[..., planning.Plan]
         ("alpha", {"nodes": 9}, "nodes = 9", "at most 8"),
         ("alpha", {"gpus_per_node": 1}, "gpus_per_node = 1", ""),
         ("alpha", {"partition": "dev", "time": "5h"}, "over the limit", "4:00:00"),
+        ("alpha", {"segment": 2}, "has no --segment", ""),
         ("h100-ib", {"gpus_per_node": 9}, "gpus_per_node = 9", ""),
     ],
 )
@@ -75,6 +76,10 @@ def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
     assert "--mem" not in texts["aws-p5-efa"]
     assert "#SBATCH --mem=0" in texts["gb200-nvl72"]
     assert "#SBATCH --exclusive" in texts["gb200-nvl72"]
+    block = planning.script(
+        make_plan("gb200-nvl72", nodes=36, segment=18), load.load("gb200-nvl72"), run_dir="/r", payload="true"
+    )
+    assert "#SBATCH --segment=18" in block
     assert all("--kill-on-bad-exit=1" in text and "wckey" not in text for text in texts.values())
 
 

@@ -11,9 +11,10 @@ CASES = [(site, script) for site in SITES for script in ("train", "stage")]
 
 
 def text(site: str, script: str) -> str:
-    """Four nodes, one dataset, a command that needs quoting."""
+    """Four nodes, one dataset, and for ranks a command that needs quoting."""
+    command = [] if script == "stage" else ["python", "train.py", "--note", "it's 100% $HOME"]
     return standalone.text(
-        load.load(site), script, ["python", "train.py", "--note", "it's 100% $HOME"], nodes=4, tasks_per_node=1,
+        load.load(site), script, command, nodes=4, tasks_per_node=1,
         gpus_per_node=None, time="2h", framework="jax", data={"demo": "/shared/data sets/demo/1f"},
     )  # fmt: skip
 

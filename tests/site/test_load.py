@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ConfigError, UsageError
-from pitools.site import load
+from pitools.site import dialect, load
 
 SHIPPED = ["alpha", "aws-p5-efa", "beta", "gb200-nvl72", "gcp-a3-tpu", "h100-ib", "local"]
 
@@ -60,6 +60,8 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[reach]\nkind = "shh"\n', "reach.kind", ""),
         ("[network]\nports = [2000, 2001]\n", "too small a range", ""),
         ('[environment]\nA = "x\\ny"\n', "control character", ""),
+        ('[defaults]\ntime = "2 hours"\n', 'defaults.time: "2 hours" is not a duration', "2h"),
+        ('[partitions.a]\nmax_time = "UNLIMITTED"\n', "partitions.a.max_time", "2h"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(
@@ -80,3 +82,23 @@ def test_the_reference_names_every_key(repo: Path) -> None:
     text = (repo / "site_configs" / "README.md").read_text()
     keys = {setting.key.split(".")[-1] for setting in load.origins("local")}
     assert not [key for key in keys if f"`{key}`" not in text]
+
+
+@pytest.mark.parametrize(
+    ("said", "limit"), [("", None), ("UNLIMITED", None), ("infinite", None), ("1-00:00:00", 86400)]
+)
+def test_slurm_s_own_words_are_no_limit(write_site: Callable[[str, str], Path], said: str, limit: int | None) -> None:
+    """max_time takes what scontrol prints."""
+    write_site("x", f'name = "x"\n[partitions.a]\nmax_time = "{said}"\n')
+    assert dialect.limit_s(load.load("x").partitions["a"]) == limit
+
+
+def test_a_template_lies_beside_the_file_that_names_it(
+    write_site: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path does not start where the command happens to be typed."""
+    path = write_site("x", 'name = "x"\n[templates]\nmine = "mine.j2"\nhome = "~/home.j2"\nfar = "/far.j2"\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load.load("x").templates == {
+        "mine": str(path.with_name("mine.j2")), "home": str(tmp_path / "home.j2"), "far": "/far.j2"
+    }  # fmt: skip

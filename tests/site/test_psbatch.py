@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import ConfigError, UsageError
 from pitools.site import load, psbatch
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,6 +44,10 @@ def added(args: list[str], script: str = "#!/bin/bash\ntrue\n") -> set[str]:
         (["--wait", "-A", "infra"], {"account"}),
         (["-J", "-p", "-N2"], set()),  # the job is called "-p"
         (["--exclusive", "--time=1"], {"time"}),
+        (["--part=dev", "--acco", "infra"], {"partition", "account"}),
+        (["--hol", "-t5"], {"time"}),
+        (["-e", "err", "-o", "out", "-m", "block"], set()),
+        (["--time-min=5", "--mem=1"], set()),
     ],
 )
 def test_what_the_command_line_says_stays(args: list[str], given: set[str]) -> None:
@@ -59,6 +63,7 @@ def test_what_the_command_line_says_stays(args: list[str], given: set[str]) -> N
         ("#!/bin/bash\ntrue\n#SBATCH -p dev\n", set()),  # after the first command sbatch reads no more
         ("#!/bin/bash\n##SBATCH -p dev\n", set()),
         ('#!/bin/bash\n#SBATCH --comment="-p dev" -qhigh\n', {"qos"}),
+        ("#!/bin/bash\n#SBATCH --comment=don't\n#SBATCH --qo=x --part=dev\n", {"qos", "partition"}),
     ],
 )
 def test_what_the_script_says_stays(script: str, given: set[str]) -> None:
@@ -108,6 +113,32 @@ def test_a_script_need_not_be_utf_8() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     done = subprocess.run(argv, input=b"#!/bin/sh\n# caf\xe9\n", env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_short_option_is_no_beginning_of_a_long_one(write_site: Callable[[str, str], Path]) -> None:
+    """-e names a file and -m a distribution, so a site's --exclusive and --mem are added all the same."""
+    write_site("x", 'name = "x"\n[dialect]\nexclusive = true\nmemory = "all"\nextra = ["--gpus-per-node=8"]\n')
+    call = psbatch.prepare(load.load("x"), ["-e", "err", "-m", "block", "--gpus=4"], io.StringIO("#!/bin/bash\n"))
+    assert {"--exclusive", "--mem=0", "--gpus-per-node=8"} <= set(call.argv)
+    call = psbatch.prepare(load.load("x"), ["--overs", "--mem-per-c=1"], io.StringIO("#!/bin/bash\n"))
+    assert not {"--exclusive", "--mem=0"} & set(call.argv)
+
+
+def test_a_variable_counts_only_where_nobody_else_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIT_PARTITION that the site has not is refused, unless the command line gives a partition."""
+    monkeypatch.setenv("PIT_PARTITION", "elsewhere")
+    assert added(["-p", "dev"]) == ALL - {"partition"}
+    with pytest.raises(ConfigError, match="elsewhere"):
+        added([])
+
+
+def test_a_closed_stdin_is_no_script() -> None:
+    """`<&-` is told as having no script, and does no harm where there is one."""
+    psb = str(Path(sys.executable).with_name("psbatch"))
+    argv = ["sh", "-c", 'exec "$@" <&-', "sh", psb, "--site", "alpha", "--dry-run"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no script" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert subprocess.run([*argv, "--wrap=true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.slurm

@@ -1,0 +1,76 @@
+"""Flags, names and defaults in a site's own spelling."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable
+
+import pytest
+
+from pitools.core.errors import ConfigError, UsageError
+from pitools.site import dialect, load, template
+from pitools.site.model import Site
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "token", "GIT_PASSWORD_FILE"]
+)
+def test_secrets_are_refused(name: str) -> None:
+    """A secret's word anywhere in the name."""
+    with pytest.raises(UsageError, match="looks like a secret"):
+        dialect.variable(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SECRETARY", "KEY", "NCCL_NET"])
+def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
+    """Variables that people do set pass."""
+    assert dialect.variable(name) == name
+
+
+def test_segments_are_not_dropped() -> None:
+    """A site without --segment refuses the job that asks for it; one with it gets the flag."""
+    job = dialect.Job(name="x", segment=16)
+    assert "--segment=16" in dialect.flags(load.load("gb200-nvl72"), job)
+    with pytest.raises(ConfigError, match='"alpha" has no --segment'):
+        dialect.flags(load.load("alpha"), job)
+
+
+@pytest.mark.parametrize(
+    ("variable", "use"),
+    [
+        ("PIT_PARTITION", lambda site: dialect.partition(site, site.defaults.partition, "file")),
+        ("PIT_TIER", lambda site: dialect.qos(site, site.defaults.tier, "file")),
+        ("PIT_ACCOUNT", lambda site: dialect.account(site, site.defaults.account, "file")),
+    ],
+)
+def test_a_variable_is_judged_where_it_is_used(
+    variable: str, use: Callable[[Site], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site loads; using the value is an error that names the variable."""
+    monkeypatch.setenv(variable, "elsewhere")
+    site = load.load("alpha")
+    with pytest.raises(ConfigError, match='"elsewhere"') as caught:
+        use(site)
+    assert caught.value.where == f"env {variable}"
+
+
+def test_a_wrong_name_that_no_variable_says_is_the_asker_s() -> None:
+    """Without a variable, the error is where the caller says."""
+    with pytest.raises(ConfigError) as caught:
+        dialect.account(load.load("alpha"), "labb", "request.toml")
+    assert (caught.value.where, caught.value.hint) == ("request.toml", 'did you mean "lab"?')
+    # The account is not emitted there, so none is wrong.
+    assert dialect.account(load.load("gcp-a3-tpu"), "lab", "request.toml") == "lab"
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside a container the number of a user may have no name; a path without {user} does not ask."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert template.fill("/a/{user}/{node}", node="n1") == f"/a/{os.getuid()}/n1"
+    monkeypatch.setattr(os, "getuid", nobody)
+    assert template.fill("/a/{node}", node="n1") == "/a/n1"
