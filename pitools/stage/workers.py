@@ -15,7 +15,7 @@ from pitools.store.digest import Hasher
 
 T = TypeVar("T")
 # A block is read, hashed and written before the next: small enough to stay in the core's own cache meanwhile.
-BLOCK = 256 << 10
+BLOCK = 128 << 10
 
 
 class Stopped(Exception):
