@@ -1,11 +1,13 @@
 """The same run without Slurm: a supervisor process that does what the job script does, on this machine.
 
 It stages, starts the ranks as processes with srun's variables set, ends all when one fails, and writes exit.json.
-`start` detaches it, so that `pit launch run` returns at once here too.
+`start` detaches it, so that `pit launch run` returns at once here too. Each rank has a session of its own: as in Slurm,
+signals are the rank's to pass on, but SIGKILL, and the end of the run, meet everything that is left of the session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -16,15 +18,16 @@ import time
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from pitools.core import clock, proc
+from pitools.core.errors import ClusterError
 from pitools.launch.plan import Plan
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.site.template import fill
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait, so that a loop meets the same limits here
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def start(run_dir: Path, site: Site) -> folder.JobRef:
@@ -32,41 +35,56 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     first, last = site.network.ports
     added = {**site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
     argv = [sys.executable, "-m", "pitools.launch.local", str(run_dir)]
-    process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
+    # The supervisor inherits these blocked, and lets them in once it can answer: a cancel that comes while it is still
+    # importing waits until then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    try:
+        process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # A pid is only a name for a while; with the start time it is this process's for ever.
-    started_ms = _started_ms(process.pid)
     return folder.JobRef(
-        job_id=f"local-{process.pid}", site=site.name, submitted=clock.now(), pid=process.pid, started_ms=started_ms
-    )
+        job_id=f"local-{process.pid}", site=site.name, submitted=clock.now(),
+        host=socket.gethostname(), pid=process.pid, start_ticks=_start_ticks(process.pid),
+    )  # fmt: skip
 
 
-def alive(job: folder.JobRef) -> bool:
-    """Whether the supervisor runs."""
-    return bool(job.pid) and _started_ms(job.pid) == job.started_ms != 0
+def alive(job: folder.JobRef) -> bool | None:
+    """Whether the supervisor runs; None where that cannot be known, because it is another host's process."""
+    if job.host and job.host != socket.gethostname():
+        return None
+    return bool(job.pid) and _start_ticks(job.pid) == job.start_ticks != 0
 
 
 def cancel(job: folder.JobRef) -> None:
-    """End the supervisor and its ranks: SIGTERM, which it passes on."""
-    if alive(job):
-        os.kill(job.pid, signal.SIGTERM)
+    """End the supervisor and its ranks: SIGTERM, which it passes on. Raises ClusterError on another host."""
+    lives = alive(job)
+    if lives is None:
+        what = f'this run is a process of host "{job.host}", and this is "{socket.gethostname()}"'
+        raise ClusterError(what, where=job.job_id, hint=f"run the same command on {job.host}")
+    if lives:
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            os.kill(job.pid, signal.SIGTERM)
 
 
-def _started_ms(pid: int) -> int:
-    """Start of a process, in milliseconds of the epoch; 0 when there is none, or only its zombie."""
+def _start_ticks(pid: int) -> int:
+    """Start of a process, in clock ticks since boot; 0 when there is none, or only its zombie."""
     try:
-        process = psutil.Process(pid)
-        return 0 if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 1000)
-    except psutil.NoSuchProcess:
+        # The second field is the program's name, in parentheses, and may hold anything.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return 0
+    return 0 if state in "ZX" else int(fields[18])
 
 
 def supervise(run_dir: Path) -> int:
     """Run one attempt to its end; returns its exit code. Called in the supervisor process."""
+    stopper = _Stopper()
     plan = msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
     attempt = run_dir / "attempts" / str(len(folder.attempts(run_dir)))
     (attempt / "logs").mkdir(parents=True)
-    stopper = _Stopper()
-    code = _stage(plan, run_dir, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+    deadline = time.monotonic() + plan.job.time_s
+    code = _stage(plan, run_dir, attempt, stopper, deadline) or _ranks(plan, run_dir, attempt, stopper, deadline)
     state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
     ended = folder.Attempt(job_id=f"local-{os.getpid()}", exit_code=code, ended=clock.now(), state=state)
     folder.write(attempt / "exit.json", ended)
@@ -74,37 +92,38 @@ def supervise(run_dir: Path) -> int:
 
 
 class _Stopper:
-    """Remembers the first signal that asked this run to end, and passes every one to the ranks."""
+    """Remembers the first signal that asked this run to end; USR2 asks for nothing, and is passed on to the ranks."""
 
     def __init__(self) -> None:
         self.number = 0
         self.late = False
         self.children: list[subprocess.Popen[bytes]] = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        for number in _HANDLED:
             signal.signal(number, self._ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
     def _ask(self, number: int, _frame: object) -> None:
-        if number != signal.SIGUSR2:
+        if number == signal.SIGUSR2:
+            _send(self, number)
+        else:
             self.number = self.number or number
-        for child in self.children:
-            if child.poll() is None:
-                child.send_signal(number)
 
 
-def _stage(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
+def _stage(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline: float) -> int:
     node = socket.gethostname()
     for data in plan.data:
+        if stopper.number:
+            break
         receipt = attempt / "nodes" / node / f"{data.name}.json"
         argv = [sys.executable, "-m", "pitools", "stage", "run", data.source]
         argv += ["--to", fill(plan.nvme), "--receipt", str(receipt)]
-        child = proc.start(argv, env=os.environ, log=run_dir / "supervisor.out")
-        stopper.children = [child]
-        if code := child.wait():
-            return code if code > 0 else 128 - code
+        stopper.children = [proc.start(argv, env=os.environ, log=run_dir / "supervisor.out", session=True)]
+        if code := _wait(stopper, deadline, attempt):
+            return code
     return 128 + stopper.number if stopper.number else 0
 
 
-def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
+def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline: float) -> int:
     """Start every rank, wait, and end the others when one fails; the first bad exit code, or 0."""
     world_size = plan.job.nodes * plan.job.tasks_per_node
     node = socket.gethostname()
@@ -119,31 +138,51 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
         "SLURM_STEP_NODELIST": node, "SLURM_JOB_NODELIST": node, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": node,
         "SLURM_CPUS_PER_TASK": str(plan.job.cpus_per_task),
     }  # fmt: skip
+    stopper.children = []
     for rank in range(world_size):
         argv = [sys.executable, "-u", "-m", "pitools.launch.worker", "plan", str(run_dir / "plan.json")]
         env = {**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
-        stopper.children.append(proc.start(argv, env=env, log=attempt / "logs" / f"{rank}.out"))
-    return _wait(stopper, time.monotonic() + plan.job.time_s)
+        stopper.children.append(proc.start(argv, env=env, log=attempt / "logs" / f"{rank}.out", session=True))
+    return _wait(stopper, deadline, attempt, warning=plan.job.signal)
 
 
-def _wait(stopper: _Stopper, deadline: float) -> int:
-    """The first bad exit code of the ranks, or 0; when one fails, the rest get SIGTERM and GRACE_S."""
+def _wait(stopper: _Stopper, deadline: float, attempt: Path, *, warning: str = "") -> int:
+    """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM and GRACE_S.
+
+    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
+    leaves nothing of their sessions.
+    """
     first_bad = 0
+    name, _, before_s = warning.partition("@")
+    warn_at = deadline - float(before_s) if warning else float("inf")
     kill_at = float("inf")
     while True:
         codes = [child.poll() for child in stopper.children]
         bad = next((code for code in codes if code), 0)
         stopper.late = stopper.late or (time.monotonic() > deadline and not bad)
+        if time.monotonic() > warn_at:
+            warn_at = float("inf")
+            _send(stopper, signal.Signals[f"SIG{name}"])
         ending = bool(bad or stopper.number or stopper.late)
         if ending and kill_at == float("inf"):
-            first_bad = bad if bad > 0 else 128 - bad if bad else 128 + (stopper.number or signal.SIGTERM)
+            first_bad = _failure(bad, attempt) if bad else 128 + (stopper.number or signal.SIGTERM)
             kill_at = time.monotonic() + GRACE_S
             _send(stopper, signal.SIGTERM)
-        if all(code is not None for code in codes):
+        ended = all(code is not None for code in codes)
+        if ended or time.monotonic() > kill_at:
+            for child in stopper.children:
+                proc.kill_session(child.pid)
+        if ended:
             return first_bad
-        if time.monotonic() > kill_at:
-            _send(stopper, signal.SIGKILL)
         time.sleep(0.05)
+
+
+def _failure(seen: int, attempt: Path) -> int:
+    """The code of the rank that failed first, by its own word; else the one that was seen first."""
+    # Asked for as soon as a failure is seen: the ranks that are ended because of it come later.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((attempt / "first_failure").read_text().split()[0])
+    return seen if seen > 0 else 128 - seen
 
 
 def _send(stopper: _Stopper, number: int) -> None:

@@ -5,9 +5,10 @@ may choose the same port, gRPC listens with SO_REUSEPORT so that both succeed, a
 another. So rank 0 first holds a *guard* port, exclusively, for as long as it lives, and answers there to ranks that
 prove they know the job's nonce. The framework's own port is the guard's neighbour, named in the guard's answer.
 
-    candidates   pairs of ports (guard, framework) in an order that follows from job id, step and restart
+    candidates   64 pairs of ports (guard, framework) at most; job id, step and restart say where in the range
     rank 0       takes the first pair of which nobody else holds either port
-    other ranks  walk the same pairs until a guard proves that it knows the nonce
+    other ranks  walk the same pairs until a guard proves that it knows the nonce, at a falling rate: 4 connections at
+                 once, 8 after 0.1 s, and so on to 64 every 1 to 2 s, so that ranks that wait load nobody
 
 Every message is one line. Both sides prove the nonce by HMAC over the other's challenge; it never travels.
 """
@@ -18,6 +19,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import random
 import secrets
 import socket
 import threading
@@ -29,6 +31,8 @@ from pitools.core.errors import ClusterError, Unreachable
 
 _LINE_LIMIT = 1024
 _ANSWER_S = 5.0  # one guard's whole answer; a port that accepts and then says nothing is not ours
+_REACH = 64  # pairs: more than one node runs jobs that could be on them
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 
 
 class Job(NamedTuple):
@@ -44,11 +48,11 @@ class Job(NamedTuple):
 
 
 def candidates(job: Job) -> Iterator[tuple[int, int]]:
-    """Pairs (guard port, framework port), every pair of the range once, starting where the job's key falls."""
+    """Pairs (guard port, framework port) of the range, each once, 64 at most, starting where the job's key falls."""
     first, last = job.ports
     pairs = (last - first + 1) // 2
     start = int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8], "big") % pairs
-    for step in range(pairs):
+    for step in range(min(pairs, _REACH)):
         guard = first + 2 * ((start + step) % pairs)
         yield guard, guard + 1
 
@@ -93,15 +97,15 @@ class Guard:
             self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(_ANSWER_S)
+        deadline = time.monotonic() + _ANSWER_S
         challenge = secrets.token_hex(16)
-        _send(connection, {"challenge": challenge})
-        hello = _receive(connection)
+        _send(connection, {"challenge": challenge}, deadline)
+        hello = _receive(connection, deadline)
         rank = int(hello["rank"])
         if not _proves(self._job.nonce, f"rank {rank} {challenge}", hello["proof"]):
             return
         proof = _proof(self._job.nonce, f"guard {rank} {hello['challenge']}")
-        _send(connection, {"proof": proof, "coordinator": self.coordinator})
+        _send(connection, {"proof": proof, "coordinator": self.coordinator}, deadline)
         self._joined.add(rank)
         if len(self._joined) >= self._job.world_size - 1:
             self._all_joined.set()
@@ -110,18 +114,21 @@ class Guard:
 def join(job: Job, address: str, rank: int, *, timeout_s: float) -> str:
     """Another rank's side: the coordinator's `address:port`, from the one guard that knows this job's nonce.
 
-    Walks the candidate ports, few at first and more each round, until the time is up. Raises Unreachable.
+    Walks the candidate ports, more and after a longer pause each round, until the time is up. Raises Unreachable.
     """
     deadline = time.monotonic() + timeout_s
     pairs = list(candidates(job))
-    reach = 4
+    reach, pause_s = 4, _FIRST_PAUSE_S
     while time.monotonic() < deadline:
         for guard_port, _ in pairs[:reach]:
-            coordinator = _ask(job, address, guard_port, rank, min(_ANSWER_S, deadline - time.monotonic()))
+            coordinator = _ask(job, address, guard_port, rank, min(deadline, time.monotonic() + _ANSWER_S))
             if coordinator:
                 return coordinator
         reach = min(reach * 2, len(pairs))
-        time.sleep(0.1)
+        # Ranks start together; the jitter spreads them, so that rank 0 is not asked by all at once.
+        jittered_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311 (nothing secret)
+        time.sleep(max(0.0, min(jittered_s, deadline - time.monotonic())))
+        pause_s = min(pause_s * 2, _LAST_PAUSE_S)
     what = f"rank {rank} found no rank 0 of its own job at {address} within {timeout_s:g} s"
     raise Unreachable(what, where=f"ports {job.ports[0]}-{job.ports[1]}", hint="see the log of rank 0")
 
@@ -145,15 +152,15 @@ def _hold(job: Job, address: str) -> tuple[socket.socket, int, int]:
     )
 
 
-def _ask(job: Job, address: str, port: int, rank: int, timeout_s: float) -> str:
-    """What the guard at this port answers, or "" when it is not this job's."""
+def _ask(job: Job, address: str, port: int, rank: int, deadline: float) -> str:
+    """What the guard at this port answers by the deadline, or "" when it is not this job's."""
     try:
-        with socket.create_connection((address, port), timeout=max(0.05, timeout_s)) as connection:
-            greeting = _receive(connection)
+        with socket.create_connection((address, port), timeout=_left(deadline)) as connection:
+            greeting = _receive(connection, deadline)
             challenge = secrets.token_hex(16)
             proof = _proof(job.nonce, f"rank {rank} {greeting['challenge']}")
-            _send(connection, {"rank": rank, "challenge": challenge, "proof": proof})
-            answer = _receive(connection)
+            _send(connection, {"rank": rank, "challenge": challenge, "proof": proof}, deadline)
+            answer = _receive(connection, deadline)
             ours = _proves(job.nonce, f"guard {rank} {challenge}", answer["proof"])
             return str(answer["coordinator"]) if ours else ""
     except (OSError, ValueError, KeyError, TypeError):
@@ -168,13 +175,24 @@ def _proves(nonce: str, text: str, proof: object) -> bool:
     return isinstance(proof, str) and hmac.compare_digest(_proof(nonce, text).encode(), proof.encode())
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+def _left(deadline: float) -> float:
+    """Seconds until a deadline. Raises TimeoutError when it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the whole answer did not come in time")
+    return left
+
+
+def _send(connection: socket.socket, message: dict[str, Any], deadline: float) -> None:
+    connection.settimeout(_left(deadline))
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _receive(connection: socket.socket) -> dict[str, Any]:
+def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
     data = b""
     while not data.endswith(b"\n"):
+        # The time is the whole line's: a peer that sends a byte now and then does not get more of it.
+        connection.settimeout(_left(deadline))
         part = connection.recv(_LINE_LIMIT)
         if not part or len(data) > _LINE_LIMIT:
             raise ValueError("not a line of ours")

@@ -169,8 +169,8 @@ def cancel(run_dir: Path, site: Site) -> None:
     job = folder.read(run_dir / "job.json", folder.JobRef)
     if job is None:
         raise ConfigError("the run has no job", where=str(run_dir))
-    folder.note(run_dir, "cancel", job_id=job.job_id)
     if site.scheduler == "none":
         local.cancel(job)
     else:
         client(site).cancel([job.job_id])
+    folder.note(run_dir, "cancel", job_id=job.job_id)

@@ -30,6 +30,9 @@ from pitools.run import folder
 
 JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
 NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
+# bash outlives the signals at which its programs may save. A trap, and not `trap ''`: what bash ignores its programs
+# would ignore too. At TERM it waits for the program it is in, goes no further, and returns that program's code.
+_OUTLIVE = "trap : HUP USR1 USR2; trap exit TERM; "
 
 
 def run(plan_path: str) -> None:
@@ -41,7 +44,8 @@ def run(plan_path: str) -> None:
         signal.signal(number, signal.SIG_DFL)
     _enter(request.framework)
     if request.command:
-        code = proc.foreground(["bash", "-c", request.command], env=os.environ, cwd=Path(request.workdir))
+        shell = ["bash", "-c", _OUTLIVE + request.command]
+        code = proc.in_group(shell, env=os.environ, cwd=Path(request.workdir))
         if code:
             raise SystemExit(code)
         return
@@ -55,7 +59,8 @@ def run(plan_path: str) -> None:
 def _telling() -> Iterator[None]:
     """Leave word of a failure, if this rank is the first of its attempt.
 
-    srun returns the highest code of all ranks, and those that it ends because of the first (143) hide it.
+    srun returns the highest code of all ranks, and those that it ends because of the first (143) hide it. A rank that
+    was told to end has not failed: where the first was killed and could leave no word, srun's own code stands.
     """
     try:
         yield
@@ -64,7 +69,7 @@ def _telling() -> Iterator[None]:
         place = " ".join(os.environ.get(name, "?") for name in ("SLURM_PROCID", "SLURMD_NODENAME"))
         attempt = os.environ.get("PIT_ATTEMPT_DIR")
         with contextlib.suppress(OSError):  # whoever was first has the file
-            if code and attempt:
+            if attempt and code not in (0, 128 + signal.SIGTERM):
                 with (Path(attempt) / "first_failure").open("x") as file:
                     file.write(f"{code} {place}\n")
         raise
@@ -126,7 +131,7 @@ def main(argv: list[str]) -> int:
             process_job(rest[0])
         elif how in ("jax", "torch", "none") and len(rest) > 1 and rest[0] == "--":
             _enter(how)
-            if code := proc.foreground(rest[1:], env=os.environ):
+            if code := proc.in_group(rest[1:], env=os.environ):
                 raise SystemExit(code)
         else:
             print("usage: python -m pitools.launch.worker jax|torch|none -- COMMAND…", file=sys.stderr)

@@ -54,13 +54,18 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
-    """What a run became. pid and started_ms: of a local run's supervisor, else 0."""
+    """What a run became.
+
+    host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks is when it started, in clock ticks
+    since that host's boot (field 22 of /proc/<pid>/stat).
+    """
 
     job_id: str
     site: str
     submitted: str
+    host: str = ""
     pid: int = 0
-    started_ms: int = 0
+    start_ticks: int = 0
 
 
 class Attempt(Record, frozen=True, kw_only=True, tag="pit.attempt/1"):

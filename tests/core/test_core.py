@@ -80,6 +80,63 @@ def test_run_names_a_missing_program() -> None:
     assert caught.value.exit_code == 4
 
 
+def test_run_does_not_wait_for_what_the_program_detached() -> None:
+    """A detached process that holds the output delays neither the answer nor the time-out."""
+    began = time.monotonic()
+    done = proc.run(["bash", "-c", "echo here; setsid sleep 6 & exit 3"], timeout_s=30)
+    assert (done.code, done.stdout) == (3, "here\n")
+    assert time.monotonic() - began < 4
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        proc.run(["bash", "-c", "setsid sleep 6 & sleep 6"], timeout_s=0.5)
+    assert time.monotonic() - began < 3
+
+
+def test_run_takes_more_input_and_output_than_a_pipe_holds() -> None:
+    """A megabyte goes in and comes out whole, though the program pauses for longer than one look."""
+    text = "0123456789abcdef" * 65536
+    assert proc.run(["bash", "-c", "sleep 0.5; exec cat"], timeout_s=30, stdin=text).stdout == text
+
+
+def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
+    """The folder to run in is named, and the program is not called missing."""
+    gone = tmp_path / "gone"
+    with pytest.raises(ClusterError, match="in this folder") as caught:
+        proc.start(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
+    assert caught.value.where == str(gone)
+    assert not isinstance(caught.value, ToolMissing)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "reason"),
+    [(b"\x7fELF rubbish", 0o755, "Exec format error"), (b"", 0o644, "Permission denied"),
+     (b"#!/no/such/shell\n", 0o755, "No such file")],
+)  # fmt: skip
+def test_a_program_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
+    """Whatever exec says becomes a missing tool with that reason."""
+    program = tmp_path / "program"
+    program.write_bytes(content)
+    program.chmod(mode)
+    with pytest.raises(ToolMissing, match=f"cannot be run: {reason}"):
+        proc.run([str(program)], timeout_s=5)
+
+
+def test_kill_session_ends_groups_of_its_own_too(tmp_path: Path) -> None:
+    """What a program left behind is killed, also when it moved to another process group."""
+    process = proc.start(
+        ["bash", "-c", "set -m; sleep 60 & echo $!; exit 0"], env=os.environ, log=tmp_path / "log", session=True
+    )
+    assert process.wait(20) == 0
+    left = int((tmp_path / "log").read_text())
+    assert os.getpgid(left) == left
+    proc.kill_session(process.pid)
+    for _ in range(100):
+        if not Path(f"/proc/{left}").exists() or Path(f"/proc/{left}/stat").read_text().rpartition(")")[2][1] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("it lives")
+
+
 def test_foreground_passes_signals_on() -> None:
     """A signal to us reaches the program, and its own exit code comes back."""
     child = "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); " \

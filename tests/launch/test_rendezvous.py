@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -13,6 +14,7 @@ from contextlib import closing
 import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.launch import rendezvous
 from pitools.launch.rendezvous import Guard, Job, candidates, join
 
 HERE = "127.0.0.1"
@@ -115,6 +117,52 @@ def test_a_silent_stranger_delays_nobody() -> None:
         assert time.monotonic() - began < 3
         for connection in silent:
             connection.close()
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 1.0], ids=["the answer's own time", "the join's"])
+def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends a byte now and then gets no more time than one answer has, and never more than the join."""
+    mine, listener = occupy(0, world_size=2)
+    if not limit_s:
+        monkeypatch.setattr(rendezvous, "_ANSWER_S", 1.0)
+
+    def drip(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.2)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    with closing(listener):
+        threading.Thread(target=serve, daemon=True).start()
+        began = time.monotonic()
+        if limit_s:
+            with pytest.raises(Unreachable):
+                join(mine, HERE, 1, timeout_s=limit_s)
+        else:
+            with closing(Guard(mine, HERE)) as guard:
+                assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+        assert time.monotonic() - began < 3
+
+
+def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a range of 6,000 pairs, without rank 0, fewer than 200 connections are tried in any second, of 64 pairs."""
+    tries: list[tuple[float, int]] = []
+    connect = socket.create_connection
+
+    def counted(address: tuple[str, int], timeout: float) -> socket.socket:
+        tries.append((time.monotonic(), address[1]))
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", counted)
+    with pytest.raises(Unreachable):
+        join(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=4)
+    assert 4 <= len({port for _, port in tries}) <= 64
+    assert max(sum(at <= other < at + 1 for other, _ in tries) for at, _ in tries) < 200
 
 
 def test_no_port_left_is_told() -> None:

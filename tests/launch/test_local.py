@@ -1,0 +1,163 @@
+"""A run without Slurm ends whole: nothing of it lives on, and its folder says how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core import proc
+from pitools.core.errors import ClusterError
+from pitools.launch import local, submit
+from pitools.launch import plan as planning
+from pitools.run import folder
+from pitools.site.load import load
+
+# A supervisor is meant to outlive whoever started it.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+MakePlan = Callable[..., planning.Plan]
+Started = Callable[..., tuple[Path, folder.JobRef]]
+
+
+@pytest.fixture
+def started(make_plan: MakePlan) -> Iterator[Started]:
+    """Starts runs on this machine, and ends what a failed test would leave."""
+    jobs: list[folder.JobRef] = []
+
+    def run(time_s: int = 60, **asked: object) -> tuple[Path, folder.JobRef]:
+        plan = make_plan("local", **asked)
+        plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, time_s=time_s))
+        run_dir = submit.run(plan, load("local"))
+        job = folder.read(run_dir / "job.json", folder.JobRef)
+        assert job is not None
+        jobs.append(job)
+        return run_dir, job
+
+    yield run
+    for job in jobs:
+        local.cancel(job)
+    for _ in range(200):
+        if not any(local.alive(job) for job in jobs):
+            return
+        time.sleep(0.05)
+
+
+def end_of(run_dir: Path) -> folder.Attempt:
+    for _ in range(600):
+        if ended := folder.read(run_dir / "attempts" / "0" / "exit.json", folder.Attempt):
+            return ended
+        time.sleep(0.05)
+    raise AssertionError((run_dir / "supervisor.out").read_text())
+
+
+def until(path: Path) -> None:
+    for _ in range(600):
+        if path.exists() and path.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
+    """The program of a compound command is gone when exit.json is there, and so is one in a group of its own."""
+    run_dir, job = started(
+        command="set -m; sleep 931 & echo $! > other; set +m; bash -c 'echo $$ > p; exec sleep 931'; :"
+    )
+    until(tmp_path / "p")
+    local.cancel(job)
+    ended = end_of(run_dir)
+    assert (ended.state, ended.exit_code) == ("CANCELLED", 143)
+    assert not lives(int((tmp_path / "p").read_text()))
+    assert not lives(int((tmp_path / "other").read_text()))
+
+
+def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_path: Path) -> None:
+    """A program that ignores SIGTERM is killed after the grace, and the state is TIMEOUT."""
+    # Supervised from a process of the test's, because the grace of 30 s is a constant of the supervisor's.
+    plan = make_plan("local", command="trap '' TERM; bash -c 'echo $$ > p; sleep 931; sleep 931'; sleep 931")
+    plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, time_s=2))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
+    text = "import sys; from pathlib import Path; from pitools.launch import local; local.GRACE_S = 1.0; " \
+           "sys.exit(local.supervise(Path(sys.argv[1])))"  # fmt: skip
+    done = proc.run([sys.executable, "-c", text, str(run_dir)], timeout_s=40, env={"PIT_PORTS": "22200-22327"})
+    assert done.code == 143
+    assert end_of(run_dir).state == "TIMEOUT"
+    assert not lives(int((tmp_path / "p").read_text()))
+
+
+def test_what_a_rank_leaves_behind_ends_with_the_run(started: Started, tmp_path: Path) -> None:
+    """A server that a command started and forgot does not outlive a run that went well."""
+    run_dir, _ = started(command="sleep 931 & echo $! > p")
+    assert end_of(run_dir).state == "COMPLETED"
+    assert not lives(int((tmp_path / "p").read_text()))
+
+
+def test_usr2_reaches_the_program(started: Started, tmp_path: Path) -> None:
+    """The supervisor passes it on, and the run goes on."""
+    run_dir, job = started(command="(trap 'echo got >> saved' USR2; echo $BASHPID > p; sleep 1; sleep 1); cat saved")
+    until(tmp_path / "p")
+    os.kill(job.pid, signal.SIGUSR2)
+    assert end_of(run_dir).state == "COMPLETED"
+    assert (tmp_path / "saved").read_text() == "got\n"
+
+
+def test_the_warning_comes_before_the_limit(started: Started) -> None:
+    """A program that saves at the signal it asked for has ended well before its time is up."""
+    command = "trap 'echo saved; exit 0' USR2; while :; do sleep 0.1; done"
+    run_dir, _ = started(time_s=30, command=command, signal="USR2@27")
+    assert end_of(run_dir).state == "COMPLETED"
+    assert (run_dir / "attempts" / "0" / "logs" / "0.out").read_text() == "saved\n"
+
+
+def test_a_cancel_at_once_is_a_cancel(started: Started) -> None:
+    """However early it comes, the run says that it was cancelled."""
+    for _ in range(3):
+        run_dir, job = started(command="sleep 931")
+        local.cancel(job)
+        assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("CANCELLED", 143)
+
+
+def test_the_first_failure_is_the_runs(started: Started) -> None:
+    """Of two ranks that have both failed when they are looked at, the code of the first counts, not of the lowest."""
+    command = "if [ $PIT_RANK = 1 ]; then exit 5; fi; until [ -s $PIT_ATTEMPT_DIR/first_failure ]; do :; done; exit 9"
+    run_dir, _ = started(command=command, tasks_per_node=2)
+    assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("FAILED", 5)
+
+
+def test_a_run_of_another_host_is_not_judged(started: Started) -> None:
+    """Elsewhere nobody can say whether the supervisor lives, and a cancel says where to go."""
+    _, job = started(command="sleep 931")
+    assert job.host == socket.gethostname()
+    assert local.alive(job) is True
+    away = msgspec.structs.replace(job, host="login9")
+    assert local.alive(away) is None
+    with pytest.raises(ClusterError, match="login9") as caught:
+        local.cancel(away)
+    assert "login9" in caught.value.hint
+    assert local.alive(job) is True
+    local.cancel(job)
+
+
+def test_a_pid_that_was_given_to_another_is_not_the_run(started: Started) -> None:
+    """The start time tells them apart."""
+    run_dir, job = started(command="sleep 931")
+    assert local.alive(msgspec.structs.replace(job, start_ticks=job.start_ticks + 1)) is False
+    local.cancel(job)
+    end_of(run_dir)
