@@ -21,7 +21,7 @@ from pitools.site.model import Site
 SUFFIX = ".sbatch.j2"
 
 # Where a script that was rendered for a person keeps its attempts: beside where they submit it.
-RUN_DIR_OF_SUBMITTER = '"${PIT_RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$SLURM_JOB_ID}"'
+RUN_DIR_OF_SUBMITTER = '"$SLURM_SUBMIT_DIR/runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
 PYTHON_OF_SUBMITTER = '"${PIT_PYTHON:-python3}"'
 
 
