@@ -37,8 +37,8 @@ def main(theme: str, command: str) -> int:
         f"# {theme}", "",
         f"`python {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {psutil.cpu_count()} cores, {memory:.0f} GiB.",
-        "Ours and the peer's run in turn in one process tree. The ratio is the peer's median over ours: above 1, ours",
-        "is better. The range is over single rounds.", "",
+        "Ours and the peer's run in turn in one process tree. The ratio is the peer's median time over ours, or what",
+        "the case says; above 1, ours is better. The range is over single rounds.", "",
         "| case | peer | ratio | range | rounds | reach | reached |", "|---|---|---|---|---|---|---|", *rows, "",
     ]  # fmt: skip
     path = Path(__file__).resolve().parent / "results" / f"{theme}_{machine}_{today}.md"
