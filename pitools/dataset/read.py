@@ -110,8 +110,9 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def _check_range(name: str, wanted: NDArray[np.int64], steps: int) -> None:
-    if wanted.size and (wanted.min() < 0 or wanted.max() >= steps):
-        raise IndexError(f"steps {wanted.min()} to {wanted.max()} of {name}, which has {steps}")
+    first, last = (int(np.min(wanted)), int(np.max(wanted))) if wanted.size else (0, -1)
+    if first < 0 or last >= steps:
+        raise IndexError(f"steps {first} to {last} of {name}, which has {steps}")
 
 
 def _runs(ordered: NDArray[np.int64], chunk: int) -> Iterator[slice]:
