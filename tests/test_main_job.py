@@ -170,6 +170,17 @@ def test_ranks_may_end_at_different_times(clusters: Path, pit: Pit, tmp_path: Pa
     assert " --wait=0 " in (Path(run["run_dir"]) / "script.sbatch").read_text()
 
 
+def test_the_rank_that_failed_is_the_one_shown(pit: Pit, tmp_path: Path) -> None:
+    """After a failure, the message names the rank, and `logs` without a rank is its log."""
+    text = 'name = "crash"\ncommand = "test $PIT_RANK = 0 && sleep 60; echo boom of $PIT_RANK; exit 9"\nnodes = 2\n'
+    (tmp_path / "crash.toml").write_text(text)
+    done = pit("launch", "run", "crash.toml", "--site", "local", "--wait")
+    assert done.returncode == 1
+    assert "rank 1 on" in done.stderr
+    assert "ended first, with 9" in done.stderr
+    assert "boom of 1" in pit("launch", "logs", json.loads(done.stdout)["run_dir"]).stdout
+
+
 @pytest.mark.slurm
 def test_list_is_of_one_site_and_asks_once(clusters: Path, pit: Pit, tmp_path: Path) -> None:
     """Runs of another site in the same folder are not listed, a failed run says so, a broken folder hides nothing."""

@@ -53,6 +53,7 @@ def run(
     from pitools.core.errors import TryLater
     from pitools.core.output import Output
     from pitools.launch import submit
+    from pitools.run import folder
     from pitools.site.load import load
     from pitools.slurm.states import is_finished
 
@@ -70,7 +71,9 @@ def run(
     if ended and not is_finished(ended.state):
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
-        click.echo(f"pit: the run {ended.state.lower()}; see: pit launch logs {run_dir}", err=True)
+        failed = folder.first_failure(run_dir)
+        who = f"rank {failed[1]} on {failed[2]} ended first, with {failed[0]}; " if failed else ""
+        click.echo(f"pit: the run {ended.state.lower()}; {who}see: pit launch logs {run_dir}", err=True)
         ctx.exit(1)
 
 
@@ -121,7 +124,7 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
     if steps:
         summary = status.summary(run_dir)
         if summary is None:
-            click.echo("pit: the run has no steps yet", err=True)
+            click.echo("pit: the run has no step log (pitools.run.steps.StepLog writes one)", err=True)
             ctx.exit(1)
         with Output(form) as out:
             out(summary)
@@ -133,13 +136,17 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 @group.command()
 @click.argument("run")
 @site_option
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
-def logs(run: str, site_name: str, rank: int, follow: bool) -> None:
+def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
     """Print one rank's output of the last attempt; before the ranks start, the job's own."""
     from pitools.launch import logs
+    from pitools.run import folder
 
     run_dir, site = _find(run, site_name)
+    if rank is None:
+        failed = folder.first_failure(run_dir)
+        rank = failed[1] if failed else 0
     for text in logs.read(run_dir, site, rank, follow=follow):
         click.echo(text, nl=False)
 
@@ -237,6 +244,7 @@ def _follow(run_dir: Path, site: Site, steps: object) -> Run:
     except KeyboardInterrupt:
         if site.scheduler == "none":
             status.cancel(run_dir, site)
+            click.echo("pit: the run is being cancelled", err=True)
         else:
             click.echo(f"pit: the job goes on; end it with: pit launch cancel {run_dir}", err=True)
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock, proc
-from pitools.core.errors import ConfigError, DataError, PitError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.files import os_error
 from pitools.launch import local
 from pitools.launch.plan import Plan
@@ -50,13 +50,17 @@ def check(plan: Plan, site: Site) -> None:
     if done.code:
         last = (done.stderr.strip().splitlines() or ["it fails without a word"])[-1]
         what = f'entry = "{plan.request.entry}" does not import: {last}'
-        raise ConfigError(what, where=plan.request.workdir, hint="try: python -c 'import …' in that folder")
+        module = plan.request.entry.partition(":")[0]
+        raise ConfigError(what, where=plan.request.workdir, hint=f"try there: {plan.python} -c 'import {module}'")
 
 
 def run(plan: Plan, site: Site) -> Path:
     """Make the run's folder and start its job; returns the folder. Raises what `check` and the site's Slurm raise."""
     check(plan, site)
     run_dir = Path(plan.runs) / folder.new_id(plan.name)
+    if site.reach.kind == "ssh" and not run_dir.parent.parent.is_dir():
+        what = f'no folder "{run_dir.parent.parent}" here: runs of "{site.name}" need storage that both sides see'
+        raise ClusterError(what, where="paths.runs", hint="launch from a machine that mounts it")
     try:
         _make(run_dir, plan)
     except OSError as error:

@@ -85,6 +85,8 @@ def _enter(framework: str) -> None:
         print(f"pit: rank {at.rank} on {at.node}: {error}", file=sys.stderr)
         code = {Unreachable: NOT_MET, DataError: NO_DATA}.get(type(error), MISPLACED)
         raise SystemExit(code) from error
+    # `python` in a command is this one, as it is for an entry: not whichever the submitter's shell had.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.environ.update(variables(at, os.environ, framework, coordinator, data))
     record = folder.Rank(
         rank=at.rank, world_size=at.world_size, local_rank=at.local_rank, node=at.node, pid=os.getpid(),

@@ -124,6 +124,16 @@ def attempts(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
 
 
+def first_failure(run_dir: Path) -> tuple[int, int, str] | None:
+    """(exit code, rank, node) of the rank that failed first in the last attempt; None where none left word."""
+    made = attempts(run_dir)
+    try:
+        code, rank, node = (made[-1] / "first_failure").read_text().split() if made else ("", "", "")
+        return int(code), int(rank), node
+    except (OSError, ValueError):
+        return None
+
+
 def write(path: Path, record: Record) -> None:
     """Write one record as a file that is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)

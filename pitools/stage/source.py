@@ -36,6 +36,9 @@ def find(path: Path) -> Path:
     """
     path = path.absolute()
     with reading(path):
+        if path.is_file():
+            hint = f"first: pit dataset ingest {path.name} --to DIR --name NAME"
+            raise UsageError("a file, not a dataset", where=str(path), hint=hint)
         if not path.is_dir():
             raise UsageError("no such folder", where=str(path), hint="give <root>/<name>/<version>")
         if os.path.lexists(path / FILE_NAME):

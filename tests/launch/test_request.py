@@ -34,6 +34,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('name = "x"\n', "either entry or command", ""),
         ('name = "x"\nentry = "module.function"\n', "entry =", "module:function"),
         ('name = "X y"\nentry = "m:f"\n', "name =", "lower case"),
+        ('name = "x"\ncommand = "torchrun --nproc-per-node 1 a.py"\n', "start ranks of its own", "tasks_per_node"),
         (GOOD + "nodes = 0\n", "nodes = 0", ""),
         (GOOD + "gpus_per_node = -1\n", "gpus_per_node", ""),
         (GOOD + 'framework = "tensorflow"\n', 'key "framework"', ""),
@@ -77,3 +78,11 @@ def test_the_examples_are_valid(repo: Path) -> None:
     """The requests we ship load."""
     names = [requests.load(path).name for path in sorted((repo / "scripts" / "examples").glob("*.toml"))]
     assert names == ["bc-jax", "bc-torch"]
+
+
+def test_the_reference_names_every_key(repo: Path) -> None:
+    """scripts/examples/README.md has each key of a request."""
+    text = (repo / "scripts" / "examples" / "README.md").read_text()
+    assert not [
+        key for key in requests.Request.__struct_fields__ if f"`{key}`" not in text and f"`[{key}]`" not in text
+    ]
