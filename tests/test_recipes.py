@@ -61,8 +61,10 @@ def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "2m"\n')
     follow(repo, tmp_path, "pitools/launch/README.md", 2)
-    (pickle, *_) = (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl")
-    client(load("alpha")).cancel([pickle.name.split("_")[0]])
+    names = sorted(path.name for path in (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl"))
+    job_id = names[0].split("_")[0]
+    client(load("alpha")).cancel([job_id])
+    assert names == [f"{job_id}_0_submitted.pkl", f"{job_id}_1_submitted.pkl"]
 
 
 @pytest.mark.slurm

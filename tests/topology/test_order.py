@@ -54,9 +54,11 @@ def test_every_subtree_is_one_run_of_ranks(fanout: list[list[int]], data: st.Dat
     """Whatever nodes are chosen, each switch's nodes are consecutive: a ring crosses its uplink twice at most."""
     fabric = tree(fanout)
     nodes = [node for leaf in fabric.leaves for node in leaf.nodes]
+    assert len(set(nodes)) == len(nodes) == sum(map(sum, fanout))  # every node is under one leaf
     chosen = data.draw(st.lists(st.sampled_from(nodes), min_size=1, unique=True))
     slots = order(chosen, fabric)
     assert sorted(slot.node for slot in slots) == sorted(chosen)
+    assert all(len(slot.path) == 3 for slot in slots)
     for depth in range(3):
         at = [slot.path[: depth + 1] for slot in slots]
         changes = sum(a != b for a, b in pairwise(at))
