@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -15,7 +16,8 @@ from pitools.core.record import Record
 class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
     """One comparison. ratio: peer's median time ÷ ours, so above 1 means we are better; min and max over all pairs.
 
-    reach: the least ratio that is good enough. n: rounds, ours and the peer's in turn.
+    reach: the least ratio that is good enough. n: rounds, ours and the peer's in turn. command: the peer's, where its
+    options are worth telling.
     """
 
     case: str
@@ -27,29 +29,56 @@ class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
     n: int
     reach: float
     ok: bool
+    command: str = ""
 
 
-def in_turn(rounds: int, runs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each run in each round: A B A B, after one round that is not counted."""
+def in_turn(
+    rounds: int, runs: Mapping[str, Callable[[], object]], *, rotate: bool = False,
+    setting: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
+) -> dict[str, list[float]]:  # fmt: skip
+    """Seconds of each run in each round: A B A B, after one round that is not counted.
+
+    setting(name): what a run happens in, made and undone outside its time. rotate: each round begins with another run,
+    and every other round goes backwards, so that none has always the same one before it.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
+        for name in _order(list(runs), number if rotate else 0):
+            with setting(name):
+                began = time.perf_counter()
+                runs[name]()
+                took = time.perf_counter() - began
             if number:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(took)
     return times
 
 
+def _order(names: list[str], number: int) -> list[str]:
+    first = number % len(names)
+    turned = names[first:] + names[:first]
+    return turned[::-1] if number % 2 else turned
+
+
 def compare(
-    case: str, peer: str, version: str, ours_s: Sequence[float], peers_s: Sequence[float], *, reach: float
-) -> Case:
+    case: str, peer: str, version: str, ours_s: Sequence[float], peers_s: Sequence[float], *, reach: float,
+    command: str = "",
+) -> Case:  # fmt: skip
     """The case's record, from seconds of both sides measured in one run."""
-    ratio = statistics.median(peers_s) / statistics.median(ours_s)
     pairs = [theirs / ours for ours, theirs in zip(ours_s, peers_s, strict=True)]
+    return _case(case, peer, version, statistics.median(peers_s) / statistics.median(ours_s), pairs, reach, command)
+
+
+def judge(case: str, peer: str, version: str, ratios: Sequence[float], *, reach: float, command: str = "") -> Case:
+    """The case's record where each round gave a ratio itself, such as a limit over what was used."""
+    return _case(case, peer, version, statistics.median(ratios), ratios, reach, command)
+
+
+def _case(
+    case: str, peer: str, version: str, ratio: float, ratios: Sequence[float], reach: float, command: str
+) -> Case:  # fmt: skip
     return Case(
-        case=case, peer=peer, peer_version=version, ratio=round(ratio, 3), ratio_min=round(min(pairs), 3),
-        ratio_max=round(max(pairs), 3), n=len(pairs), reach=reach, ok=ratio >= reach,
+        case=case, peer=peer, peer_version=version, ratio=round(ratio, 3), ratio_min=round(min(ratios), 3),
+        ratio_max=round(max(ratios), 3), n=len(ratios), reach=round(reach, 4), ok=ratio >= reach, command=command,
     )  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
+from functools import lru_cache
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, NoSpace, PitError
@@ -39,6 +41,46 @@ def sync_dir(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_file_system(path: Path) -> None:
+    """Make all that was written to the file system of `path` survive power loss. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc().syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def allocate(descriptor: int, offset: int, length: int) -> None:
+    """Give a file its blocks, and its size, before it is written. Raises OSError when there is no room.
+
+    fallocate(2) itself: where it is not supported nothing happens, while C's posix_fallocate would write zeros.
+    """
+    while length and _libc().fallocate(descriptor, 0, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        number = ctypes.get_errno()
+        if number == errno.EOPNOTSUPP:
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that `path` is on, such as `ext4` or `tmpfs`; "" where that is not to be known."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, described = line.partition(" - ")
+        if mount.split(" ")[2] == number:
+            return described.split(" ")[0]
+    return ""
 
 
 def os_error(error: OSError, path: Path) -> PitError:

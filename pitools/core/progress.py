@@ -1,34 +1,112 @@
-"""Progress of long work, on stderr: a bar on a terminal, nothing elsewhere (records are the log there)."""
+"""Progress of long work, on stderr: a bar on a terminal; elsewhere a line of JSON, though only of what takes long."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pitools.core.record import Record
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 Advance = Callable[[int], None]
 
+_DRAW_EVERY_S = 0.1
+# Most work is over before the first line, so that a job's log has none; cron's mail never has.
+_LINE_EVERY_S = 30.0
+
+
+class Progress(Record, frozen=True, kw_only=True, tag="pit.progress/1"):
+    """How far a piece of work is. done, total: in `unit`; parts: files, where those are counted too."""
+
+    what: str
+    unit: str
+    done: int
+    total: int
+    parts: int
+    all_parts: int
+    wall_s: float
+    left_s: float | None
+
+
+class Bar:
+    """Counts what is done, and shows it now and then. Call it with more done, also with 0 as time passes; from any
+    thread."""
+
+    def __init__(self, title: str, total: int, unit: str, parts: int, show: Callable[[Bar], None], every_s: float):
+        self.title, self.total, self.unit, self.all_parts = title, total, unit, parts
+        self.done = self.parts = 0
+        self.started = time.monotonic()
+        self._show, self._every_s, self._due = show, every_s, self.started + every_s
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        """So much more is done."""
+        with self._lock:
+            self.done += count
+            if (now := time.monotonic()) >= self._due:
+                self._show(self)
+                self._due = now + self._every_s
+
+    def part(self) -> None:
+        """One more file is done; shown with the next call."""
+        self.parts += 1
+
 
 @contextmanager
-def bar(title: str, total: int, *, unit: str = "bytes") -> Iterator[Advance]:
-    """A bar of `total` bytes (`unit="bytes"`) or of anything counted; yields a function that advances it by n."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
+def bar(title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: bool = False) -> Iterator[Bar]:
+    """A bar of `total` bytes (`unit="bytes"`) or of anything counted, and of `parts` files; yields what advances it.
+
+    quiet: count, and show nothing.
+    """
+    if quiet:
+        yield Bar(title, total, unit, parts, lambda _: None, _LINE_EVERY_S)
+    elif not sys.stderr.isatty():
+        yield Bar(title, total, unit, parts, _line, _LINE_EVERY_S)
+    else:
+        with _drawn(title, total, unit, parts) as show:
+            drawn = Bar(title, total, unit, parts, show, _DRAW_EVERY_S)
+            yield drawn
+            show(drawn)
+
+
+def _line(bar: Bar) -> None:
+    wall_s = time.monotonic() - bar.started
+    left_s = wall_s * (bar.total - bar.done) / bar.done if bar.done else None
+    record = Progress(
+        what=bar.title, unit=bar.unit, done=bar.done, total=bar.total, parts=bar.parts, all_parts=bar.all_parts,
+        wall_s=round(wall_s, 1), left_s=None if left_s is None else round(left_s, 1),
+    )  # fmt: skip
+    print(msgspec.json.encode(record).decode(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _drawn(title: str, total: int, unit: str, parts: int) -> Iterator[Callable[[Bar], None]]:
     from rich import progress
     from rich.console import Console
 
-    counted: list[progress.ProgressColumn]
+    columns: list[ProgressColumn] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
     if unit == "bytes":
-        counted = [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
+        columns += [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
     else:
-        counted = [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
-    columns = [
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        *counted,
-        progress.TimeRemainingColumn(),
-    ]
-    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(title, total=total)
-        yield lambda n: shown.update(task, advance=n)
+        columns += [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
+    if parts:
+        columns.append(progress.TextColumn("{task.fields[parts]} files"))
+    columns.append(progress.TimeRemainingColumn())
+    # It is drawn when we say so: a thread that draws would be forked along with staging's workers.
+    shown = progress.Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+    with shown:
+        fields: dict[str, Any] = {"parts": f"0/{parts}"}
+        task = shown.add_task(title, total=total, **fields)
+
+        def show(bar: Bar) -> None:
+            shown.update(task, completed=bar.done, parts=f"{bar.parts}/{parts}", refresh=True)
+
+        yield show

@@ -1,8 +1,9 @@
-"""A published or staged dataset as NumPy arrays, loud where Zarr alone would read zeros."""
+"""A published or staged dataset, or a part of one, as NumPy arrays, loud where Zarr alone would read zeros."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -25,7 +26,8 @@ RESIDENT_BYTES = 256 << 20
 class Dataset:
     """One version, open for reading. `name` below is an array's, such as `action` or `obs/agentview_image`.
 
-    version: its record. arrays: schema by name, the `episode_*` arrays left out.
+    version: its record. arrays: schema by name, the `episode_*` arrays left out. Of a subset, steps keep the numbers
+    they have in the whole version, and those that were left out are refused: `manifest.runs(name)` says which are here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,8 +66,16 @@ class Dataset:
         array = self._array(name)
         if not 0 <= start <= stop <= array.shape[0]:
             raise IndexError(f"steps [{start}, {stop}) of {name}, which has {array.shape[0]}")
+        runs = self.manifest.runs(name)
+        at = bisect_right(runs, start, key=lambda run: run[0]) - 1
+        if start < stop and (at < 0 or stop > runs[at][1]):
+            raise self._left_out(name, f"[{start}, {stop})")
+        return self._read(name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        array = self._array(name)
         # A shard lost since the opening, as by an eviction, would read as zeros.
-        for index in range(start // array.shards[0], -(-stop // array.shards[0])):
+        for index in range(start // array.shards[0], -(-stop // array.shards[0])) if start < stop else ():
             if not (self.path / shard_path(name, index, array.ndim)).exists():
                 raise DataError(f"shard {index} of {name} is missing", where=str(self.path), hint="stage it again")
         try:
@@ -82,19 +92,37 @@ class Dataset:
         """
         array = self._array(name)
         wanted = np.asarray(indices, np.int64)
+        _check_range(name, wanted, array.shape[0])
+        places = self._places(name, wanted)
         if array.nbytes <= RESIDENT_BYTES:
             if name not in self._resident:
-                self._resident[name] = self.read(name, 0, array.shape[0])
-            _check_range(name, wanted, array.shape[0])
-            return self._resident[name][wanted]
-        _check_range(name, wanted, array.shape[0])
+                parts = [self._read(name, *run) for run in self.manifest.runs(name)]
+                self._resident[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            return self._resident[name][places]
         out = np.empty((len(wanted), *array.shape[1:]), array.dtype)
         order = np.argsort(wanted, kind="stable")
         for run in _runs(wanted[order], array.chunks[0]):
             at = order[run]
             low = int(wanted[at[0]])
-            out[at] = self.read(name, low, int(wanted[at[-1]]) + 1)[wanted[at] - low]
+            # Steps between two that are here may have been left out, but each chunk read holds one that is here.
+            out[at] = self._read(name, low, int(wanted[at[-1]]) + 1)[wanted[at] - low]
         return out
+
+    def _places(self, name: str, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these steps are among those that are here. Raises IndexError for one that was left out."""
+        if not self.manifest.subset:
+            return wanted
+        starts, stops = np.array(self.manifest.runs(name), np.int64).T
+        run = np.searchsorted(starts, wanted, "right") - 1
+        if (absent := (run < 0) | (wanted >= stops[run])).any():
+            raise self._left_out(name, str(wanted[absent][0]))
+        shift: NDArray[np.int64] = np.cumsum(stops - starts) - stops  # minus the steps left out before each run
+        return wanted + shift[run]
+
+    def _left_out(self, name: str, steps: str) -> IndexError:
+        runs = self.manifest.runs(name)
+        here = ", ".join(f"{start}:{stop}" for start, stop in runs[:8]) + (", …" if len(runs) > 8 else "")
+        return IndexError(f"steps {steps} of {name} were left out of this subset, which has {here}")
 
     def _array(self, name: str) -> Any:
         if name not in self._open:

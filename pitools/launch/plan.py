@@ -14,7 +14,7 @@ from pitools.launch.request import Request
 from pitools.site import dialect
 from pitools.site.model import Site
 from pitools.site.template import Dataset, fill, render
-from pitools.stage.source import find
+from pitools.stage.source import find_folder
 from pitools.store import manifest
 
 
@@ -137,7 +137,7 @@ def _staged(name: str, source: str, site: Site) -> Staged:
     path = Path(source)
     if not path.exists() and site.paths.data and not path.is_absolute():
         path = Path(fill(site.paths.data)) / source
-    folder = find(path)
+    folder = find_folder(path)
     held, raw = manifest.load(folder)
     return Staged(name=name, source=str(folder), version=manifest.version(raw), bytes=held.total_bytes)
 

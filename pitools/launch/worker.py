@@ -27,6 +27,7 @@ from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.launch import env, rendezvous
 from pitools.launch.plan import Plan
 from pitools.run import folder
+from pitools.stage import lease
 
 JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
 NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
@@ -80,6 +81,7 @@ def _enter(framework: str) -> None:
     at = env.place(os.environ)
     try:
         data = env.datasets(at)
+        _lease(data)
         coordinator = _meet(at)
     except PitError as error:
         print(f"pit: rank {at.rank} on {at.node}: {error}", file=sys.stderr)
@@ -93,6 +95,17 @@ def _enter(framework: str) -> None:
         coordinator=coordinator, data=data,
     )  # fmt: skip
     folder.write(at.attempt_dir / "ranks" / f"{at.rank}.json", record)
+
+
+def _lease(data: Mapping[str, str]) -> None:
+    """Hold what was staged for as long as this process lives, so that no other job makes room with it."""
+    for path in data.values():
+        try:
+            lease.hold(Path(path))  # the descriptor is closed by nobody but the kernel
+        except DataError:
+            raise
+        except PitError as error:  # a root that is mounted read-only, say: the data is there all the same
+            print(f"pit: no lease: {error}", file=sys.stderr)
 
 
 def _meet(at: env.Place) -> str:

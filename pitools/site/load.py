@@ -144,7 +144,7 @@ def _check(site: Site, name: str, where: str) -> None:
     if site.tiers and site.defaults.tier not in site.tiers:
         hint = nearest(site.defaults.tier, site.tiers)
         raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
-    _check_times(site, where)
+    _check_units(site, where)
     if site.reach.kind == "ssh" and (not site.reach.host or site.reach.host.startswith("-")):
         raise ConfigError(f'reach.host = "{site.reach.host}" is no host', where=where, hint='host = "login.example"')
     first, last = site.network.ports
@@ -156,9 +156,13 @@ def _check(site: Site, name: str, where: str) -> None:
             raise ConfigError(f'key "{key}" holds a control character', where=where, hint="values become script text")
 
 
-def _check_times(site: Site, where: str) -> None:
-    key = "defaults.time"
+def _check_units(site: Site, where: str) -> None:
+    key = ""
     try:
+        for name, text in (("quota", site.stage.quota), ("min_free", site.stage.min_free)):
+            key = f"stage.{name}"
+            _ = text and units.size(text)
+        key = "defaults.time"
         units.seconds(site.defaults.time)
         for name, partition in site.partitions.items():
             key = f"partitions.{name}.max_time"

@@ -102,6 +102,18 @@ class Network(Section, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
+class Staging(Section, frozen=True, kw_only=True):
+    """How jobs stage to `paths.nvme`. fanout: nodes of a job read the source once and pass it on to each other.
+
+    quota: the most that a user's folder there may hold. min_free: what must stay free on the disk. Both such as
+    `500GiB`, "" for no limit; the least recently used sets make room.
+    """
+
+    fanout: bool = False
+    quota: str = ""
+    min_free: str = ""
+
+
 class Topology(Section, frozen=True, kw_only=True):
     """The fabric, as Slurm's plugin has it. block_nodes: nodes of one block (an NVLink domain)."""
 
@@ -141,6 +153,7 @@ class Site(Section, frozen=True, kw_only=True):
     defaults: Defaults = Defaults()
     paths: Paths = Paths()
     network: Network = Network()
+    stage: Staging = Staging()
     topology: Topology = Topology()
     container: Container = Container()
 

@@ -85,7 +85,7 @@ def render(
         UsageError: unknown script, or a value with a newline or NUL in it.
         ConfigError: a template that uses a value we do not give, or that cannot be read.
     """
-    merged = {**site.environment, **site.network.env, **(environment or {})}
+    merged = {**_staging(site), **site.environment, **site.network.env, **(environment or {})}
     for name, value in merged.items():
         dialect.variable(name)
         dialect.printable(value, name)
@@ -107,10 +107,17 @@ def render(
         "cpus_per_task": job.cpus_per_task,
         "datasets": datasets,
         "nvme": site.paths.nvme,
+        "fanout": site.stage.fanout,
         "container": _container(site),
         "payload": line,
     }
     return _render(site, script, values)
+
+
+def _staging(site: Site) -> dict[str, str]:
+    """What pit-stage reads of the site's limits."""
+    limits = {"PIT_STAGE_QUOTA": site.stage.quota, "PIT_STAGE_MIN_FREE": site.stage.min_free}
+    return {name: text for name, text in limits.items() if text}
 
 
 def _render(site: Site, script: str, values: Mapping[str, object]) -> str:

@@ -1,120 +1,173 @@
-"""One pass over the files of a version: read, hash, write. What is written was verified, or nothing is kept."""
+"""One pass over the files of a version: read, hash, write. What is written was verified, or nothing is kept.
+
+Large files are written past the page cache (O_DIRECT) into blocks given to them beforehand: that is as fast as the
+disk, and takes no memory from the jobs of the node. Small ones go through it, and are synced together at the end.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
-from threading import Event
+from pathlib import Path
+from typing import NamedTuple
 
-from pitools.core.errors import DataError
-from pitools.core.files import os_error
+from msgspec import structs
+
+from pitools.core.files import file_system, os_error, sync_file_system
 from pitools.core.progress import Advance
-from pitools.stage.source import Dataset, open_file, opened, reading
-from pitools.stage.workers import for_each, pump
+from pitools.stage import pool
+from pitools.stage.copier import MODE, NEW, Copier, Range, Work, wrong_digest
+from pitools.stage.journal import Done, Journal, Written, line
+from pitools.stage.local import LocalSource
+from pitools.stage.pieces import SMALL, range_count, tasks
+from pitools.stage.source import Dataset, folders_of
+from pitools.store import digest as digests
 from pitools.store.manifest import FILE_NAME, FileEntry
 
-# Published versions do not change; the mode says so to whoever would edit one in place.
-_MODE = 0o444
+# File systems of this machine's own disks and memory; others, such as nfs and lustre, are asked over a network.
+_HERE = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 
 
-def copy(dataset: Dataset, to: Path, *, readers: int, advance: Advance) -> None:
-    """Copy exactly what the manifest names, and the manifest, into the new folder `to`; durable on return.
+class Orders(NamedTuple):
+    """How to copy. readers: threads, over all cores. bytes_per_s: of all readers together, 0 for no limit.
+
+    first: all files by their place in the manifest in the order wanted, in groups that no batch of small ones spans;
+    None for the engine's own order.
+    finished: called with each file's place once it is written and verified.
+    """
+
+    readers: int
+    bytes_per_s: float = 0
+    first: Sequence[Sequence[int]] | None = None
+    finished: Callable[[int], None] = lambda _: None
+
+
+def readers_for(dataset: Dataset) -> int:
+    """Threads to read with: as many as keep the cores busy while some of them wait for bytes."""
+    cores = len(os.sched_getaffinity(0))
+    if not isinstance(dataset.source, LocalSource):
+        return max(8, min(16, 4 * cores))  # a request's way there and back is long
+    files = dataset.manifest.files
+    small = sum(entry.bytes for entry in files) < len(files) * SMALL
+    if small and file_system(dataset.source.folder) in _HERE:
+        return min(16, cores)  # they never wait, and a second thread would only take the interpreter from the first
+    return pool.default_readers()
+
+
+def is_durable(files: Sequence[FileEntry]) -> bool:
+    """Whether each file is synced as it is written, not all of them at the end.
+
+    fsync of a shard overlaps with the next one's read. For thousands of small files each is a journal commit, and
+    one syncfs, though it waits for other writers' data too, is far cheaper.
+    """
+    return len(files) <= 256 or sum(entry.bytes for entry in files) >= len(files) << 20
+
+
+def copy(
+    dataset: Dataset, to: Path, done: Done, journal: Journal, orders: Orders, *, linked: set[int], advance: Advance
+) -> dict[int, str]:
+    """Bring every file that is neither `done` nor `linked` from the dataset's source into the folder `to`.
+
+    Durable on return, but for names. Returns the digest found of each file for which the manifest has none.
+    advance: called with the bytes written, also with 0 as time passes.
 
     Raises DataError when a source file is missing, a link, or not of its size and digest; NoSpace or ClusterError
-    when `to` cannot take it. What is then in `to` is for the caller to remove.
+    when `to` cannot take it; Unreachable when the source does not answer.
     """
-    files = dataset.manifest.files
-    one_by_one = _sync_one_by_one(files)
+    files, source = dataset.manifest.files, dataset.source
     _make_folders(to, files)
-    with opened(dataset.folder) as root:
-        work = partial(_copy_file, dataset.folder, root, to, one_by_one, advance)
-        # The largest first, so that no reader is left alone with one at the end.
-        for_each(sorted(files, key=lambda entry: -entry.bytes), work, threads=readers)
-    _write(to / FILE_NAME, lambda put: put(memoryview(dataset.data)), sync=one_by_one)
-    if not one_by_one:
-        _sync_file_system(to)
+    if isinstance(source, LocalSource):
+        source = structs.replace(source, once=True)
+    durable = is_durable(files)
+    found = {index: text for index, text in done.files.items() if text}
+    ranges = {index: dict[int, bytes]() for index in done.ranges}
+    # A source that may lie about single files, as peers may, has to be asked again for whole ones: no ranges then.
+    own_order = orders.first is None
+    plan = [
+        task
+        for group in orders.first or [range(len(files))]
+        for task in tasks(
+            files, [index for index in group if index not in done.files and index not in linked], done.ranges,
+            ranged=own_order, in_order=not own_order,
+        )
+    ]  # fmt: skip
+    on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing
+    direct = on_disk and any(files[task.files[0]].bytes >= SMALL for task in plan) and _takes_direct(to)
+    work = Work(source, files, str(to), on_disk, direct, durable, orders.bytes_per_s)
 
+    def take(result: Written | Range) -> None:
+        if isinstance(result, Range):
+            journal.wrote_range(*result)
+            digests_of = ranges.setdefault(result.file, {})
+            digests_of[result.number] = result.digest
+            if len(digests_of) < range_count(files[result.file]):
+                return journal.flush()
+            result = _finish(work, result.file, ranges.pop(result.file))
+        journal.wrote(result)
+        found.update(result.digests)
+        for index in result.files:
+            orders.finished(index)
+        return journal.flush()
 
-def _copy_file(
-    folder: Path, root: int, to: Path, sync: bool, advance: Advance,
-    entry: FileEntry, buffer: memoryview, stop: Event,
-) -> None:  # fmt: skip
-    where = folder / entry.path
-    descriptor = open_file(root, entry.path, where=where)
-
-    def fill(put: Callable[[memoryview], None]) -> None:
-        def sink(block: memoryview) -> None:
-            put(block)
-            advance(len(block))
-
-        with reading(where):
-            found = pump(descriptor, buffer, sink, limit=entry.bytes, stop=stop)
-        _compare(entry, found, where)
-
-    try:
-        _compare_size(entry, os.fstat(descriptor).st_size, where)
-        _write(to / entry.path, fill, sync=sync)
-    finally:
-        os.close(descriptor)
-
-
-def _compare_size(entry: FileEntry, size: int, where: Path) -> None:
-    if size != entry.bytes:
-        what = f"the manifest says {entry.bytes} bytes, the file has {size}"
-        raise DataError(what, where=str(where), hint="it was changed or cut short: run `check` on the source")
-
-
-def _compare(entry: FileEntry, found: tuple[int, str], where: Path) -> None:
-    _compare_size(entry, found[0], where)
-    if found[1] != entry.digest:
-        what = f"the manifest says {entry.digest}, the content is {found[1]}"
-        raise DataError(what, where=str(where), hint="it was changed or is damaged: run `check` on the source")
-
-
-def _write(path: Path, fill: Callable[[Callable[[memoryview], None]], None], *, sync: bool) -> None:
-    """Create a file and let `fill(put)` write it. OSErrors of this file, and only of this one, become ours."""
-
-    def put(block: memoryview) -> None:
+    pool.run(plan, partial(Copier, work), take, readers=orders.readers, advance=advance)
+    if not durable:
         try:
-            while block:
-                block = block[os.write(descriptor, block) :]
+            sync_file_system(to)
         except OSError as error:
-            raise os_error(error, path) from error
+            raise os_error(error, to) from error
+    return found
 
+
+def _finish(work: Work, index: int, ranges: dict[int, bytes]) -> Written:
+    """A file of which all ranges are written: judge them together, and close it to writers."""
+    entry = work.files[index]
+    found = digests.of_ranges(ranges[number] for number in range(len(ranges)))
+    if entry.digest and found != entry.digest:
+        raise wrong_digest(entry, found, f"{work.source.label}/{entry.path}")
+    where = Path(work.to) / entry.path
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+        descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fill(put)
-            if sync:
-                os.fsync(descriptor)
+            os.fchmod(descriptor, MODE)
+            status = os.fstat(descriptor)
+            if status.st_size != entry.bytes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
         finally:
             os.close(descriptor)
+    except OSError as error:
+        raise os_error(error, where) from error
+    new = "" if entry.digest else found
+    return Written((index,), line(index, status, new).encode(), {index: new} if new else {})
+
+
+def write_manifest(to: Path, data: bytes) -> None:
+    """The last file of a version. Raises NoSpace or ClusterError."""
+    path = to / FILE_NAME
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, NEW, MODE)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
     except OSError as error:
         raise os_error(error, path) from error
 
 
 def _make_folders(to: Path, files: tuple[FileEntry, ...]) -> None:
     try:
-        for folder in sorted({PurePosixPath(entry.path).parent for entry in files}):
-            (to / folder).mkdir(parents=True, exist_ok=True)
+        for folder in sorted(folders_of(files)):
+            (to / folder).mkdir(exist_ok=True)
     except OSError as error:
         raise os_error(error, to) from error
 
 
-def _sync_one_by_one(files: tuple[FileEntry, ...]) -> bool:
-    # fsync of a shard overlaps with the next one's read. For thousands of small files each is a journal commit, and
-    # one syncfs, though it waits for other writers' data too, is far cheaper.
-    return len(files) <= 256 or sum(entry.bytes for entry in files) >= len(files) << 20
-
-
-def _sync_file_system(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _takes_direct(to: Path) -> bool:
+    """Whether files there can be written past the page cache."""
     try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-            number = ctypes.get_errno()
-            raise os_error(OSError(number, os.strerror(number)), folder)
-    finally:
-        os.close(descriptor)
+        os.close(os.open(to, os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True

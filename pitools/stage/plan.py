@@ -5,22 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
+from pitools.stage import plain_run
+from pitools.stage.choose import Choice, Store
 from pitools.stage.root import free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.source import Dataset
 from pitools.stage.verify import looks_whole
+
+
+class Work(NamedTuple):
+    """A version or store, the root to stage it to, and the part of the source that it is."""
+
+    what: Dataset | Store
+    root: Path
+    choice: Choice = Choice()
 
 
 class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     """What `run` would do for one version; `run -` accepts it.
 
     state: of the version at the root now, by names and sizes. copy_bytes: 0 when it is present. free_bytes: at the
-    root, what the plans before this one take already taken off. fits: whether there is room.
+    root, what the plans before this one take already taken off. fits: whether there is room. version: "" of a store
+    without a manifest, which has none before it is staged. arrays, steps, episodes: the part of the source.
     """
 
     dataset: str
@@ -34,32 +45,44 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     copy_bytes: int
     free_bytes: int
     fits: bool
+    arrays: tuple[str, ...] = ()
+    steps: str = ""
+    episodes: str = ""
+
+    @property
+    def choice(self) -> Choice:
+        """The part of the source that is meant."""
+        return Choice(self.arrays, self.steps, self.episodes)
 
 
-def plan(datasets: Iterable[Dataset], root: Path) -> Iterator[Plan]:
-    """One plan a version, in order. Changes nothing. Raises ClusterError when the root is refused."""
-    root = root.absolute()
-    require_safe(root)
-    free = free_bytes(root)
-    for dataset in datasets:
-        final = object_path(root, dataset.version)
-        present = looks_whole(final, dataset)
-        needed = 0 if present else needed_bytes(dataset.manifest.files)
-        total = dataset.manifest.total_bytes
+def plan(work: Iterable[Work]) -> Iterator[Plan]:
+    """One plan for each piece of work, in order. Changes nothing. Raises ClusterError when a root is refused."""
+    taken: dict[Path, int] = {}
+    for what, to, choice in work:
+        root = to.absolute()
+        require_safe(root)
+        found = plain_run.standing(what, root) if isinstance(what, Store) else what
+        version = found.version if found else ""
+        final = object_path(root, version) if version else root
+        present = found is not None and looks_whole(final, found)
+        needed = 0 if present else needed_bytes(what.manifest.files)
+        free = max(0, free_bytes(root) - taken.get(root, 0))
+        total = what.manifest.total_bytes
         yield Plan(
-            dataset=dataset.manifest.name,
-            version=dataset.version,
-            source=str(dataset.folder),
+            dataset=what.manifest.name,
+            version=version,
+            source=what.source.label,
             root=str(root),
-            path=str(final),
-            state="present" if present else "damaged" if os.path.lexists(final) else "absent",
-            files=len(dataset.manifest.files),
+            path=str(final) if version else "",
+            state="present" if present else "damaged" if version and os.path.lexists(final) else "absent",
+            files=len(what.manifest.files),
             bytes=total,
             copy_bytes=0 if present else total,
             free_bytes=free,
             fits=needed <= free,
+            **choice._asdict(),
         )
-        free = max(0, free - needed)
+        taken[root] = taken.get(root, 0) + needed
 
 
 def read(lines: Iterable[str]) -> list[Plan]:

@@ -5,101 +5,205 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from msgspec import structs
+
+from pitools.core.errors import DataError, NoSpace
+from pitools.core.files import os_error
 from pitools.core.progress import Advance
 from pitools.core.record import Record
-from pitools.stage.copy import copy
-from pitools.stage.root import locked, move_aside, object_path, prepare, require_safe, require_space
+from pitools.stage import records
+from pitools.stage.copy import Orders, readers_for
+from pitools.stage.fill import Moved, discard, fill, seal
+from pitools.stage.local import LocalSource
+from pitools.stage.lock import Holder, Tell
+from pitools.stage.root import (
+    journal_path,
+    locked,
+    move_aside,
+    object_path,
+    partial_path,
+    prepare,
+    require_safe,
+)
 from pitools.stage.source import Dataset
+from pitools.stage.space import Limits
 from pitools.stage.verify import is_whole, looks_whole
-from pitools.stage.workers import default_readers
-from pitools.store.publish import publishing
+from pitools.store.publish import publish
+
+if TYPE_CHECKING:
+    from pitools.stage.fanout.fan import Fan
+    from pitools.stage.fanout.group import Group
+
+State = Literal["staged", "present", "repaired"]
 
 
 class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
     """What staging one version did.
 
     state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced).
-    path: the folder to train from. bytes: of all files. copied_bytes, verified_bytes: written, and compared by
-    digest, by this call.
+    path: the folder to train from. bytes: of all files. copied_bytes: read from the source by this call;
+    peer_bytes: read from other nodes; linked_bytes: shared with versions staged before; resumed_bytes: done by an
+    interrupted call before this one. verified_bytes: compared by digest by this call.
     """
 
     dataset: str
     version: str
     source: str
     path: str
-    state: Literal["staged", "present", "repaired"]
+    state: State
     files: int
     bytes: int
     copied_bytes: int
     verified_bytes: int
     wall_s: float
     node: str
+    linked_bytes: int = 0
+    resumed_bytes: int = 0
+    peer_bytes: int = 0
 
 
 def stage(
-    dataset: Dataset,
-    root: Path,
-    *,
-    verify: bool = False,
-    readers: int = 0,
-    timeout_s: float = 3600,
-    advance: Advance = lambda _: None,
-    waiting: Callable[[], None] = lambda: None,
-) -> Stage:
+    dataset: Dataset, root: Path, *, verify: bool = False, readers: int = 0, bytes_per_s: float = 0,
+    timeout_s: float = 3600, limits: Limits | None = None, shared: bool = False, group: Group | None = None,
+    advance: Advance = lambda _: None, finished: Callable[[int], None] = lambda _: None,
+    waiting: Callable[[Holder], None] = lambda _: None,
+) -> Stage:  # fmt: skip
     """Make `<root>/objects/<version>/` hold this version, whole, whatever was there; safe to repeat and to race.
 
     A copy that stands is believed by names and sizes, or with `verify` by content. readers: threads, 0 for the
-    default. timeout_s: how long to wait for another process that stages the same version.
+    default. bytes_per_s: the most to read from the source, 0 for no limit. timeout_s: how long to wait for another
+    process that stages the same version; `waiting` is called with who that is once a second. limits: of the root.
+    shared: open the root to all users' reading. group: the nodes that stage this together; each must call this.
+    advance, finished: called with bytes, and with the place in the manifest of each file that is done.
 
-    Raises DataError (the source is not what it claims), NoSpace, ClusterError (the root is refused), TryLater.
+    Forks; from a process with threads of its own, run the command instead. Raises DataError (the source is not what
+    it claims), NoSpace, ClusterError (the root is refused), TryLater.
     """
     started = time.monotonic()
     root = root.absolute()
-    readers = readers or default_readers()
+    readers = readers or readers_for(dataset)
     final = object_path(root, dataset.version)
-    total = dataset.manifest.total_bytes
 
     def whole() -> bool:
-        return is_whole(final, dataset, readers=readers, advance=advance) if verify else looks_whole(final, dataset)
+        if verify:
+            return is_whole(final, dataset, readers=readers, advance=advance)
+        return looks_whole(final, dataset)
 
-    def done(state: Literal["staged", "present", "repaired"]) -> Stage:
-        moved = state != "present"
-        return Stage(
-            dataset=dataset.manifest.name,
-            version=dataset.version,
-            source=str(dataset.folder),
-            path=str(final),
-            state=state,
-            files=len(dataset.manifest.files),
-            bytes=total,
-            copied_bytes=total if moved else 0,
-            verified_bytes=total if moved or verify else 0,
-            wall_s=time.monotonic() - started,
-            node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        )
-
-    require_safe(root)
-    if whole():  # without the lock, so that a root that can only be read serves what it has
-        return done("present")
-    prepare(root)
-    with locked(root, dataset.version, timeout_s=timeout_s, waiting=waiting):
-        if whole():
-            return done("present")
-        damaged = os.path.lexists(final)
-        _replace(dataset, final, root, readers=readers, advance=advance)
-    return done("repaired" if damaged else "staged")
+    require_safe(root, reading=True)
+    state: State = "present"
+    moved = None
+    with _fanned(dataset, root, group) as fan:
+        if not whole():  # without the lock, so that a root that can only be read serves what it has
+            prepare(root, shared=shared)
+            with locked(root, dataset.version, timeout_s=timeout_s, waiting=waiting) as tell:
+                if not whole():
+                    state = "repaired" if os.path.lexists(final) else "staged"
+                    orders = _orders(fan, Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished))
+                    source = fan.source if fan else dataset.source
+                    moved = _replace(
+                        structs.replace(dataset, source=source), final, root, orders, limits or Limits(),
+                        advance=telling(tell, dataset.manifest.total_bytes, advance),
+                    )  # fmt: skip
+        if fan:
+            fan.all_done()
+            fan.linger()
+        return record_of(dataset, final, state, moved, started, fan=fan, verified=verify)
 
 
-def _replace(dataset: Dataset, final: Path, root: Path, *, readers: int, advance: Advance) -> None:
-    with publishing(final, root=root) as new:  # first removes what killed processes left, which makes room
-        require_space(root, dataset.manifest.files)
-        new.chmod(0o700)  # until it stands in `objects`, whose mode says who may read
-        copy(dataset, new, readers=readers, advance=advance)
-        new.chmod(0o755)
-        # Only now, with the new copy complete: jobs that read the damaged one keep it as long as can be.
-        if os.path.lexists(final):
-            move_aside(final, root)
+def record_of(
+    dataset: Dataset, final: Path, state: State, moved: Moved | None, started: float, *, fan: Fan | None = None,
+    verified: bool = False,
+) -> Stage:  # fmt: skip
+    """What staging did. started: on the monotonic clock. verified: whether a set that stood was read."""
+    total = dataset.manifest.total_bytes
+    copied = moved.copied if moved else 0
+    from_peers = fan.received().peer_bytes if fan else 0
+    return Stage(
+        dataset=dataset.manifest.name,
+        version=dataset.version,
+        source=dataset.source.label,
+        path=str(final),
+        state=state,
+        files=len(dataset.manifest.files),
+        bytes=total,
+        copied_bytes=fan.received().source_bytes if fan else copied,
+        verified_bytes=copied if moved else total if verified else 0,
+        wall_s=time.monotonic() - started,
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        linked_bytes=moved.linked if moved else 0,
+        resumed_bytes=moved.resumed if moved else 0,
+        peer_bytes=from_peers,
+    )
+
+
+def _replace(
+    dataset: Dataset, final: Path, root: Path, orders: Orders, limits: Limits, *, advance: Advance
+) -> Moved:  # fmt: skip
+    """Bring the version into its unfinished folder, going on where an interrupted call stopped, and publish it."""
+    try:
+        moved = fill(dataset, root, orders, limits, advance=advance)
+        new = seal(partial_path(root, dataset.version), dataset)
+        # First, because a set without a record is one of unknown source, which is never evicted.
+        records.write(root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes)
+        publish_new(new, final, root)
+        journal_path(root, dataset.version).unlink(missing_ok=True)
+    except (DataError, NoSpace):
+        # This version cannot come from this source, or not to this disk: nothing is worth keeping room for.
+        discard(root, dataset.version)
+        raise
+    except OSError as error:
+        raise os_error(error, partial_path(root, dataset.version)) from error
+    return moved
+
+
+def publish_new(new: Path, final: Path, root: Path) -> None:
+    """Rename a sealed folder to its version's place, with the version's lock held; a damaged set there gives way."""
+    # Only now, with the new copy complete: jobs that read the damaged one keep it as long as can be.
+    if os.path.lexists(final):
+        move_aside(final, root)
+    publish(new, final)
+
+
+def telling(tell: Tell, total: int, advance: Advance) -> Advance:
+    """An `advance` that also says to those who wait for this version how far it is."""
+    moved = 0
+
+    def both(count: int) -> None:
+        nonlocal moved
+        moved += count
+        tell(moved, total)
+        advance(count)
+
+    return both
+
+
+@contextmanager
+def _fanned(dataset: Dataset, root: Path, group: Group | None) -> Iterator[Fan | None]:
+    if group is None:
+        yield None
+        return
+    from pitools.stage.fanout.fan import joined
+
+    folders = [partial_path(root, dataset.version), object_path(root, dataset.version)]
+    source = dataset.source
+    if isinstance(source, LocalSource):
+        source = structs.replace(source, once=True)
+    with joined(source, dataset.manifest.files, dataset.version, folders, group) as fan:
+        yield fan
+
+
+def _orders(fan: Fan | None, orders: Orders) -> Orders:
+    """With a fan: its order, and each file that is done is told to the other nodes."""
+    if fan is None:
+        return orders
+
+    def finished(index: int) -> None:
+        fan.done(index)
+        orders.finished(index)
+
+    return orders._replace(first=fan.groups(), finished=finished)

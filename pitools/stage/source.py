@@ -1,39 +1,86 @@
-"""A dataset version on disk: found, its manifest read, its files opened without following a link out of it."""
+"""A dataset version wherever it is: its manifest, and the source its bytes are read from."""
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from pitools.core.errors import ClusterError, DataError, PitError, Unreachable, UsageError
+from pitools.core.errors import DataError, UsageError
+from pitools.stage.local import LocalSource, reading
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
 
-# O_NONBLOCK: a FIFO put where a file should be would otherwise hold the open for ever.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+
+class SourceFile(Protocol):
+    """One open file of a source. size: bytes, when it was opened."""
+
+    size: int
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Read at `offset` into `view`; the count, 0 at the end. Raises PitError."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class Reader(Protocol):
+    """One thread's hands on a source, made in the process that reads."""
+
+    def open(self, path: str) -> SourceFile:
+        """A file by its path in the manifest. Raises DataError when there is none, Unreachable, ClusterError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and descriptors."""
+        ...
+
+
+class Source(Protocol):
+    """Where a version's bytes come from: plain data that a fork may take along, and that holds no secret."""
+
+    @property
+    def label(self) -> str:
+        """What a user would call it: a folder or a URL. It goes into records, errors and logs."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Bytes to ask for in one read: a multiple of 128 KiB."""
+        ...
+
+    def connect(self) -> Reader:
+        """A reader, for one thread of the process that calls. Raises PitError."""
+        ...
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True):
-    """One version on disk. data: the exact bytes of its manifest."""
+    """One version. data: the exact bytes of its manifest, whose digest is the version."""
 
-    folder: Path
+    source: Source
     manifest: Manifest
     data: bytes
     version: str
 
 
-def find(path: Path) -> Path:
-    """The version folder that `path` means: itself, or the only version inside `<root>/<name>`.
+def find(place: str | Path) -> str | Path:
+    """The version that `place` means: itself, or the only version inside `<root>/<name>`, in an object store too.
 
-    Raises UsageError when it is no folder or holds several versions, DataError when it holds none, else as `reading`.
+    Raises UsageError when it is no folder or holds several versions, DataError when it holds none, else as its source.
     """
+    if is_url(place):
+        from pitools.stage import remote
+
+        return remote.find(str(place))
+    return find_folder(Path(place))
+
+
+def find_folder(path: Path) -> Path:
+    """`find`, of a folder."""
     path = path.absolute()
     with reading(path):
         if path.is_file():
@@ -58,84 +105,63 @@ def versions(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if not entry.is_symlink() and os.path.lexists(entry / FILE_NAME))
 
 
-def load(folder: Path) -> Dataset:
-    """Read and check a version's manifest. Raises DataError when it is not one, or not of the folder's name."""
-    path = folder / FILE_NAME
-    with opened(folder) as root:
-        os.close(open_file(root, FILE_NAME, where=path))  # a link or a FIFO is refused before anything reads it
-    manifest, data = manifests.load(folder)
+def is_url(place: str | Path) -> bool:
+    """Whether this is an object store's URL, not a path."""
+    return isinstance(place, str) and "://" in place
+
+
+def load(place: str | Path) -> Dataset:
+    """Read and check the manifest of a version's folder, or of a URL of one.
+
+    Raises DataError when there is none, or it is not of the folder's name, else as its source does.
+    """
+    if is_url(place):
+        from pitools.stage import remote
+
+        return remote.load(str(place))
+    folder = Path(place)
+    source = LocalSource(folder=folder)
+    reader = source.connect()
+    try:
+        reader.open(FILE_NAME).close()  # a link or a FIFO is refused before anything reads it
+    finally:
+        reader.close()
+    return checked(source, *manifests.load(folder), name=folder.name)
+
+
+def checked(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
+    """The dataset of a manifest that was read. name: of the folder it is in, which may claim to be its version.
+
+    Raises DataError when that claim is wrong, or the manifest's paths cannot all be files.
+    """
+    where = f"{source.label}/{FILE_NAME}"
     version = manifests.version(data)
-    if _is_version(folder.name, like=version) and folder.name != version:
+    if _is_version(name, like=version) and name != version:
         what = f"the manifest belongs to version {version}, not to the folder it is in"
-        raise DataError(what, where=str(path), hint="it was changed after it was written: ingest or stage again")
-    _refuse_file_as_folder(manifest.files, path)
-    return Dataset(folder=folder, manifest=manifest, data=data, version=version)
+        raise DataError(what, where=where, hint="it was changed after it was written: ingest or stage again")
+    _refuse_file_as_folder(manifest.files, where)
+    return Dataset(source=source, manifest=manifest, data=data, version=version)
 
 
 def _is_version(name: str, *, like: str) -> bool:
     return len(name) == len(like) and set(name) <= set("0123456789abcdef")
 
 
-def _refuse_file_as_folder(files: tuple[FileEntry, ...], where: Path) -> None:
-    names = {entry.path for entry in files} | {FILE_NAME}
-    folders = {str(parent) for entry in files for parent in PurePosixPath(entry.path).parents}
-    if both := names & folders:
-        raise DataError(f"the manifest names {min(both)!r} both as a file and as a folder", where=str(where))
+def folders_of(files: tuple[FileEntry, ...]) -> set[str]:
+    """Every folder that files of these paths are in, below the dataset's own."""
+    folders: set[str] = set()
+    for folder in {entry.path.rpartition("/")[0] for entry in files}:
+        above = folder
+        while above and above not in folders:
+            folders.add(above)
+            above = above.rpartition("/")[0]
+    return folders
 
 
-@contextmanager
-def opened(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, to open files beneath. Raises as `reading`."""
-    with reading(folder):
-        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def open_file(root: int, path: str, *, where: Path) -> int:
-    """Open a regular file beneath `root` for reading; no part of `path` may be a link. Returns a descriptor.
-
-    Raises DataError when it is missing, a link or not a regular file, else as `reading`.
-    """
-    *folders, name = PurePosixPath(path).parts
-    at = root
-    try:
-        with reading(where):
-            for folder in folders:
-                # O_NOFOLLOW speaks of the last part only, so each part is opened as a last part.
-                below = os.open(folder, _FOLDER, dir_fd=at)
-                if at != root:
-                    os.close(at)
-                at = below
-            descriptor = os.open(name, _FILE, dir_fd=at)
-    finally:
-        if at != root:
-            os.close(at)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DataError("not a regular file", where=str(where), hint="a dataset holds plain files only")
-    return descriptor
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """OSErrors of reading `path` become DataError (gone, or a link), Unreachable (no answer) or ClusterError."""
-    try:
-        yield
-    except OSError as error:
-        raise read_error(error, path) from error
-
-
-def read_error(error: OSError, path: Path) -> PitError:
-    """What a failed open or read means: gone or a link → data is wrong, no answer → later, else refused."""
-    if error.errno in (errno.ENOENT, errno.ENXIO):
-        return DataError("missing", where=str(path), hint="the manifest names it: ingest or stage again")
-    if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        what = "a symbolic link, or not a folder where one should be"
-        return DataError(what, where=str(path), hint="a dataset holds plain files and folders only")
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in (errno.ESTALE, errno.ETIMEDOUT):
-        return Unreachable(f"cannot read: {reason}", where=str(path))
-    return ClusterError(f"cannot read: {reason}", where=str(path))
+def _refuse_file_as_folder(files: tuple[FileEntry, ...], where: str) -> None:
+    folders = folders_of(files)
+    both = [entry.path for entry in files if entry.path in folders]
+    if FILE_NAME in folders:
+        both.append(FILE_NAME)
+    if both:
+        raise DataError(f"the manifest names {min(both)!r} both as a file and as a folder", where=where)

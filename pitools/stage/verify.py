@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Literal
 
 from msgspec import structs
@@ -16,9 +16,12 @@ from msgspec import structs
 from pitools.core.errors import ClusterError, DataError
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
+from pitools.stage import pool
+from pitools.stage.local import LocalSource, reading
+from pitools.stage.pieces import Task, tasks
 from pitools.stage.root import OBJECTS
-from pitools.stage.source import Dataset, find, load, open_file, opened, read_error, reading, versions
-from pitools.stage.workers import for_each, pump
+from pitools.stage.source import Dataset, SourceFile, find_folder, load, versions
+from pitools.store.digest import hasher_for
 from pitools.store.manifest import FILE_NAME, FileEntry
 
 Problem = Literal["missing", "size", "digest", "extra", "unreadable"]
@@ -65,57 +68,75 @@ def looks_whole(folder: Path, dataset: Dataset) -> bool:
 def is_whole(folder: Path, dataset: Dataset, *, readers: int, advance: Advance) -> bool:
     """Whether every byte in `folder` is what this manifest says."""
     return looks_whole(folder, dataset) and not problems(
-        structs.replace(dataset, folder=folder), readers=readers, advance=advance, extras=False
+        structs.replace(dataset, source=LocalSource(folder=folder)), readers=readers, advance=advance, extras=False
     )
 
 
 def problems(dataset: Dataset, *, readers: int, advance: Advance, extras: bool = True) -> list[Finding]:
     """Every file of a version that is not what its manifest says, all content read; sorted by path."""
+    files = dataset.manifest.files
     found: list[Finding] = []
-    with opened(dataset.folder) as root:
-        work = partial(_judge, dataset, root, found, advance)
-        for_each(sorted(dataset.manifest.files, key=lambda entry: -entry.bytes), work, threads=readers)
-    if extras:
-        found += _extras(dataset)
+    todo = tasks(files, range(len(files)), {}, ranged=False, in_order=False)
+    pool.run(todo, partial(_Judge, dataset), found.extend, readers=readers, advance=advance)
+    if extras and isinstance(dataset.source, LocalSource):
+        found += _extras(dataset, dataset.source.folder)
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _judge(
-    dataset: Dataset, root: int, found: list[Finding], advance: Advance,
-    entry: FileEntry, buffer: memoryview, stop: Event,
-) -> None:  # fmt: skip
-    say = partial(_finding, dataset, entry.path)
-    where = dataset.folder / entry.path
-    try:
-        descriptor = open_file(root, entry.path, where=where)
-    except DataError as error:
-        found.append(say("missing", "a regular file", error.what))
-        return
-    except ClusterError as error:
-        found.append(say("unreadable", "a regular file", error.what))
-        return
-    try:
-        if (size := os.fstat(descriptor).st_size) != entry.bytes:
-            found.append(say("size", str(entry.bytes), str(size)))
-            return
-        size, digest = pump(descriptor, buffer, lambda block: advance(len(block)), limit=entry.bytes, stop=stop)
+class _Judge:
+    """One thread's share of a check: its reader and its buffer."""
+
+    def __init__(self, dataset: Dataset, seat: pool.Seat) -> None:
+        self._dataset, self._seat = dataset, seat
+        self._reader = dataset.source.connect()
+        self._buffer = memoryview(mmap.mmap(-1, dataset.source.block))
+
+    def __call__(self, task: Task) -> list[Finding]:
+        """What is wrong with the task's files."""
+        files = self._dataset.manifest.files
+        return [finding for index in task.files if (finding := self._judge(files[index]))]
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def _judge(self, entry: FileEntry) -> Finding | None:
+        say = partial(_finding, self._dataset, entry.path)
+        try:
+            file = self._reader.open(entry.path)
+        except DataError as error:
+            return say("missing", "a regular file", error.what)
+        except ClusterError as error:
+            return say("unreadable", "a regular file", error.what)
+        try:
+            if file.size != entry.bytes:
+                return say("size", str(entry.bytes), str(file.size))
+            size, digest = self._read(file, entry)
+        except ClusterError as error:
+            return say("unreadable", entry.digest, error.what)
+        finally:
+            file.close()
         if size != entry.bytes:
-            found.append(say("size", str(entry.bytes), str(size)))
-        elif digest != entry.digest:
-            found.append(say("digest", entry.digest, digest))
-    except OSError as error:
-        found.append(say("unreadable", entry.digest, read_error(error, where).what))
-    finally:
-        os.close(descriptor)
+            return say("size", str(entry.bytes), str(size))
+        return None if digest == entry.digest else say("digest", entry.digest, digest)
+
+    def _read(self, file: SourceFile, entry: FileEntry) -> tuple[int, str]:
+        """All bytes, but of a file that grows not more than it had. Returns their count and digest."""
+        hasher, total = hasher_for(entry.digest), 0
+        while total < entry.bytes and (count := file.read_into(self._buffer[: entry.bytes - total], total)):
+            hasher.update(self._buffer[:count])
+            self._seat.moved(count)
+            total += count
+        return total, hasher.text()
 
 
-def _extras(dataset: Dataset) -> Iterator[Finding]:
+def _extras(dataset: Dataset, root: Path) -> Iterator[Finding]:
     known = {entry.path for entry in dataset.manifest.files} | {FILE_NAME}
-    for folder, folders, names in os.walk(dataset.folder):
+    for folder, folders, names in os.walk(root):
         # os.walk does not enter linked folders but lists them as folders; to us such a link is a stray file.
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in names + links:
-            path = (Path(folder) / name).relative_to(dataset.folder).as_posix()
+            path = (Path(folder) / name).relative_to(root).as_posix()
             if path not in known:
                 yield _finding(dataset, path, "extra", "nothing", "a link" if name in links else "a file")
 
@@ -143,7 +164,7 @@ def targets(path: Path) -> list[Path]:
                 return sorted((path / OBJECTS).iterdir())
             if path.is_dir() and (inside := versions(path)):
                 return inside
-    return [find(path)]
+    return [find_folder(path)]
 
 
 def check(path: Path, *, readers: int) -> Iterator[Finding | Check]:

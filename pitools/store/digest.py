@@ -1,30 +1,68 @@
-"""Digests of file content: XXH3-128, which is as fast as memory, tagged by name so that another may follow."""
+"""Digests of file content: XXH3-128, which is as fast as memory, tagged by name so that another may follow.
+
+xxh3_128:<32 hex>      of a file's bytes: files up to RANGE bytes, and what older manifests say of larger ones
+xxh3_128x64m:<32 hex>  of a larger file: XXH3-128 over the 16-byte XXH3-128 digests of its RANGE-sized ranges, in
+                       order, so that ranges can be read, moved, checked and resumed apart from each other
+"""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
 
 ALGORITHM = "xxh3_128"
+RANGED = "xxh3_128x64m"
+RANGE = 64 << 20
 BLOCK = 128 << 10
 
 
 class Hasher:
-    """A running digest. `update` releases the GIL; the digest is not a defence against a forger, the transport is."""
+    """A running digest. `update` releases the GIL; the digest is not a defence against a forger, the transport is.
 
-    def __init__(self) -> None:
+    whole: hash even a large file in one go, as manifests did before there were ranges.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
         self._state = xxhash.xxh3_128()
+        self._left = (1 << 63) if whole else RANGE
+        self._ranges: list[bytes] = []
 
     def update(self, block: bytes | memoryview) -> None:
         """Add bytes, in order."""
+        if len(block) > self._left:
+            view = memoryview(block)
+            while len(view) > self._left:
+                self._state.update(view[: self._left])
+                view = view[self._left :]
+                self._ranges.append(self._state.digest())
+                self._state, self._left = xxhash.xxh3_128(), RANGE
+            block = view
         self._state.update(block)
+        self._left -= len(block)
 
     def text(self) -> str:
-        """`xxh3_128:<32 hex digits>` of all bytes so far."""
-        return f"{ALGORITHM}:{self._state.hexdigest()}"
+        """`<algorithm>:<32 hex digits>` of all bytes so far."""
+        if not self._ranges:
+            return f"{ALGORITHM}:{self._state.hexdigest()}"
+        return of_ranges([*self._ranges, self._state.digest()])
+
+
+def hasher_for(digest: str) -> Hasher:
+    """The hasher that can give this digest; for "" the one that new manifests use."""
+    return Hasher(whole=digest.startswith(f"{ALGORITHM}:"))
+
+
+def of_bytes(block: bytes | memoryview) -> str:
+    """The digest of at most RANGE bytes; holds the GIL, so for small files."""
+    return f"{ALGORITHM}:{xxhash.xxh3_128_hexdigest(block)}"
+
+
+def of_ranges(ranges: Iterable[bytes]) -> str:
+    """The digest of a large file, from the raw digests of its ranges in order."""
+    return f"{RANGED}:{xxhash.xxh3_128_hexdigest(b''.join(ranges))}"
 
 
 def of_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tuple[int, str]:

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from pitools.core.errors import DataError
 from pitools.core.record import Record
 
 FILE_NAME = "manifest.json"
+# Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
+EPISODE_PREFIX = "episode_"
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +40,25 @@ class ArraySchema(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
 
 
+class Subset(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of another version this one is: whole files of it, bytes unchanged, the others left out.
+
+    parent: the version it was taken from; "" where that was a store without a version. arrays: names of those kept.
+    steps: runs [start, stop) of the arrays along steps that are here, ascending, no two touching.
+    """
+
+    parent: str
+    arrays: tuple[str, ...]
+    steps: tuple[tuple[int, int], ...]
+
+
 class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     """What a version is made of, and where it came from.
 
     It holds no time and no machine: the same input and options give the same bytes, hence the same version.
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
-    (file, bytes, digest, layout) per ingested file. parent: version this one was derived from, or "".
+    (file, bytes, digest, layout) per ingested file. parent: version this one was derived from, or "". subset: set
+    where this is a part of another version; episodes, steps and shapes are then still those of the whole.
     """
 
     name: str
@@ -52,11 +68,24 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     files: tuple[FileEntry, ...]
     source: tuple[dict[str, Any], ...] = ()
     parent: str = ""
+    # Unset it is no part of the bytes, so that versions without it keep their names.
+    subset: Subset | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files, the manifest itself not counted."""
         return sum(entry.bytes for entry in self.files)
+
+    def along_steps(self, name: str) -> bool:
+        """Whether this array's first axis is the dataset's steps, so that a run of steps is a run of its rows."""
+        shape = self.arrays[name].shape
+        return shape[:1] == (self.steps,) and not name.rpartition("/")[2].startswith(EPISODE_PREFIX)
+
+    def runs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Runs [start, stop) of this array's first axis that are here: all of it, but in a subset."""
+        if self.subset and self.along_steps(name):
+            return self.subset.steps or ((0, 0),)
+        return ((0, (*self.arrays[name].shape, 1)[0]),)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -70,27 +99,56 @@ def version(data: bytes) -> str:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """The manifest in these bytes. Raises DataError when they are not one, or name a path outside the dataset."""
+    """The manifest in these bytes. Raises DataError when they are not one, and as `check`."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"not a manifest: {error}", where=where, hint="ingest or stage the dataset again") from error
-    seen = set()
-    for entry in manifest.files:
-        parts = PurePosixPath(entry.path).parts
-        # A manifest may come from anywhere; what it names becomes a path we write to.
-        if (
-            not parts
-            or parts[0] == "/"
-            or ".." in parts
-            or "\0" in entry.path
-            or str(PurePosixPath(entry.path)) != entry.path
-        ):
-            raise DataError(f"the manifest names a path outside the dataset: {entry.path!r}", where=where)
-        if entry.path in seen or entry.path == FILE_NAME or entry.bytes < 0:
-            raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
-        seen.add(entry.path)
+    check(manifest, where)
     return manifest
+
+
+def check(manifest: Manifest, where: str) -> None:
+    """Raises DataError when the manifest names a path outside the dataset, or one twice, or a subset that cannot be."""
+    # A manifest may come from anywhere; what it names becomes a path we write to.
+    paths = [entry.path for entry in manifest.files]
+    _check_paths(paths, where)
+    _check_entries(manifest.files, paths, where)
+    if manifest.subset:
+        _check_subset(manifest, manifest.subset, where)
+
+
+def _check_paths(paths: list[str], where: str) -> None:
+    # All names as one text, a NUL between any two, so that 100,000 of them are searched in milliseconds; a part that is
+    # empty, "." or ".." shows between two slashes, and so does a leading or a trailing slash.
+    if paths and not _is_inside("/\0/".join(paths), names=len(paths)):
+        outside = next(path for path in paths if not _is_inside(path, names=1))
+        raise DataError(f"the manifest names a path outside the dataset: {outside!r}", where=where)
+
+
+def _is_inside(text: str, *, names: int) -> bool:
+    text = f"/{text}/"
+    return text.count("\0") == names - 1 and not ("//" in text or "/./" in text or "/../" in text)
+
+
+def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -> None:
+    if len({*paths, FILE_NAME}) <= len(paths) or min((entry.bytes for entry in files), default=0) < 0:
+        seen = {FILE_NAME}
+        for entry in files:
+            if entry.path in seen or entry.bytes < 0:
+                raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
+            seen.add(entry.path)
+
+
+def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
+    # No two runs touch, so the bounds of all of them, one after the other, only ever grow.
+    bounds = [bound for run in subset.steps for bound in run]
+    ascending = all(low < high for low, high in pairwise(bounds))
+    inside = (bounds[0] >= 0 and bounds[-1] <= manifest.steps) if bounds else manifest.steps == 0
+    if not ascending or not inside:
+        raise DataError(f"the manifest's subset of steps is not possible: {subset.steps}", where=where)
+    if set(subset.arrays) != manifest.arrays.keys():
+        raise DataError("the manifest's subset and its schema name different arrays", where=where)
 
 
 def load(dataset: Path) -> tuple[Manifest, bytes]:

@@ -122,14 +122,14 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def once() -> Callable[[Callable[[], object]], Callable[[int], None]]:
-    """Makes an `advance` that acts once, when the first block has been written: the middle of a copy, made certain."""
+    """Makes an `advance` that acts once, when something has been written: the middle of a copy that is slow enough."""
 
     def make(action: Callable[[], object]) -> Callable[[int], None]:
         left, lock = [action], threading.Lock()
 
-        def advance(_: int) -> None:
+        def advance(count: int) -> None:
             with lock:
-                if left:
+                if left and count:
                     left.pop()()
 
         return advance

@@ -15,14 +15,9 @@ import pytest
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import check
-
-BIG = 512 << 20
-
-
-@pytest.fixture(scope="module")
-def big(tmp_path_factory: pytest.TempPathFactory, build) -> Path:
-    """A dataset that takes long enough to be interrupted: one sparse file."""
-    return build(tmp_path_factory.mktemp("big"), {"a": BIG}, "big")
+from pitools.store import digest, manifest
+from pitools.store.digest import RANGE
+from pitools.store.manifest import FileEntry, Manifest
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +37,17 @@ def start(program: list[str], *argv: object) -> subprocess.Popen[str]:
     )
 
 
-def progress(root: Path, older: list[str]) -> int:
-    """Files of unfinished copies that are not among the older ones, counted while folders come and go."""
+def copied(root: Path) -> int:
+    """Files of an unfinished copy, counted while folders come and go."""
     with contextlib.suppress(OSError):
-        return sum(str(file.parent.parent) not in older for file in root.glob(".tmp/*/c/*"))
+        return sum(1 for _ in root.glob(".tmp/*.partial/c/*"))
     return 0
 
 
 def await_first_bytes(root: Path, process: subprocess.Popen[str]) -> None:
-    """Return when the copy is under way."""
+    """Return when the copy is under way, and something of it is written down as done."""
     while process.poll() is None:
-        if any(file.stat().st_size for file in root.glob(".tmp/*/a")):
+        if any(path.read_text().count("\n") > 3 for path in root.glob(".tmp/*.journal")):
             return
         time.sleep(0.002)
     pytest.fail(f"it ended before it could be interrupted: {process.communicate()}")
@@ -60,12 +55,12 @@ def await_first_bytes(root: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_interrupted_copy_leaves_nothing(
-    big: Path, tmp_path: Path, program, residue, number: int, code: int, times: int
+def test_an_interrupted_copy_goes_on_where_it_stopped(
+    shards: Path, tmp_path: Path, program, residue, number: int, code: int, times: int
 ):
-    """Ctrl-C and scancel end it at once, with the signal's exit code; more of them do not disturb the cleaning."""
+    """Ctrl-C and scancel end it at once, with the signal's exit code; what was done is not read again."""
     root = tmp_path / "pit"
-    process = start(program, "run", big, "--to", root)
+    process = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
     await_first_bytes(root, process)
     for _ in range(times):
         process.send_signal(number)
@@ -75,42 +70,130 @@ def test_an_interrupted_copy_leaves_nothing(
     assert out == ""
     assert "Traceback" not in err
     assert os.listdir(root / "objects") == []
+    assert sorted(residue(root)) == [str(root / f".tmp/{shards.name}.{end}") for end in ("journal", "partial")]
+    again = stage(load(shards), root)
+    assert again.state == "staged"
+    assert again.resumed_bytes >= 1 << 20
+    assert again.copied_bytes == again.bytes - again.resumed_bytes
     assert residue(root) == []
+    *findings, _ = check(root, readers=2)
+    assert findings == []
 
 
-def test_a_waiting_process_can_be_interrupted(big: Path, tmp_path: Path, program, residue):
-    """Ctrl-C for the one that waits does not touch the one that copies."""
+def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, program):
+    """After kill -9 the source files that were done may even be gone: nobody looks."""
+    root, source = tmp_path / "pit", tmp_path / "source" / shards.name
+    shutil.copytree(shards, source)
+    process = start(program, "run", source, "--to", root, "--bwlimit", "40MiB")
+    await_first_bytes(root, process)
+    process.kill()
+    process.communicate()
+    lines = (root / f".tmp/{shards.name}.journal").read_text().splitlines()[1:]
+    files = load(source).manifest.files
+    done = [files[int(line.split()[1])].path for line in lines]
+    assert done
+    for path in done:
+        (source / path).unlink()
+    again = stage(load(source), root)
+    assert again.resumed_bytes == len(done) << 20
+    *findings, _ = check(root, readers=2)
+    assert findings == []
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "other journal", "no journal", "a link"])
+def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, program, damage: str):
+    """What somebody changed after the interruption is copied again, whatever the journal says."""
     root = tmp_path / "pit"
-    first = start(program, "run", big, "--to", root)
+    process = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
+    await_first_bytes(root, process)
+    process.kill()
+    process.communicate()
+    journal = root / f".tmp/{shards.name}.journal"
+    partial = root / f".tmp/{shards.name}.partial"
+    index = int(journal.read_text().splitlines()[1].split()[1])
+    file = partial / load(shards).manifest.files[index].path
+    if damage == "no journal":
+        journal.unlink()
+    elif damage == "other journal":
+        journal.write_text(journal.read_text().replace(shards.name, "0" * 32))
+    elif damage == "a link":
+        file.unlink()
+        file.symlink_to("/etc/passwd")
+    else:
+        file.chmod(0o600)
+        with file.open("r+b") as opened:
+            opened.write(b"x") if damage == "flipped" else opened.truncate(10)
+    again = stage(load(shards), root)
+    assert again.state == "staged"
+    if damage.endswith("journal"):
+        assert again.resumed_bytes == 0
+    *findings, _ = check(root, readers=2)
+    assert findings == []
+
+
+def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
+    """Ranges that are on the disk as they were written down are not read from the source again."""
+    source, root = tmp_path / "data", tmp_path / "pit"
+    (source / "new").mkdir(parents=True)
+    (source / "new/a").touch()
+    os.truncate(source / "new/a", 3 * RANGE + 100)
+    size, text = digest.of_file(source / "new/a")
+    entry = FileEntry(path="a", bytes=size, digest=text)
+    data = manifest.encode(Manifest(name="big", episodes=1, steps=1, arrays={}, files=(entry,)))
+    (source / "new/manifest.json").write_bytes(data)
+    folder = (source / "new").rename(source / manifest.version(data))
+    process = start(program, "run", folder, "--to", root, "--readers", "1", "--bwlimit", "200MiB")
+    journal = root / f".tmp/{folder.name}.journal"
+    while process.poll() is None and not (journal.exists() and "\nr 0 0 " in journal.read_text()):
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    done = journal.read_text().count("\nr ")
+    assert 0 < done < 4
+    with (folder / "a").open("r+b") as file:
+        file.write(b"x")  # the source is damaged where it was read already: nobody looks there
+    record = stage(load(folder), root)
+    assert record.state == "staged"
+    *findings, _ = check(root, readers=2)
+    assert findings == []
+
+
+def test_a_waiting_process_can_be_interrupted(shards: Path, tmp_path: Path, program, residue):
+    """It says who it waits for and how far that is; Ctrl-C for it does not touch the one that copies."""
+    root = tmp_path / "pit"
+    first = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
     await_first_bytes(root, first)
-    second = start(program, "run", big, "--to", root)
+    second = start(program, "run", shards, "--to", root)
     assert second.stderr is not None
-    assert "waiting" in second.stderr.readline()
+    said = second.stderr.readline()
+    assert "waiting" in said
+    assert f"pid {first.pid}" in said
+    assert "of 48.0 MiB" in said
     second.send_signal(signal.SIGINT)
     assert second.wait(30) == 130
     second.communicate()
     assert first.wait(60) == 0, first.communicate()
     first.communicate()
-    assert (root / "objects" / big.name / "a").stat().st_size == BIG
+    assert len(os.listdir(root / "objects" / shards.name / "c")) == 48
     assert residue(root) == []
 
 
-@pytest.mark.parametrize("trials", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, residue, trials: int):
-    """kill -9 at any moment: the version is whole or absent, and the next run needs no help."""
+    """kill -9 at any moment: the version is whole or absent, and the next run goes on without help."""
     root = tmp_path / "pit"
     final = root / "objects" / shards.name
     rng = random.Random(trials)
-    cut = 0
+    cut = resumed = 0
     for trial in range(trials):
         shutil.rmtree(final, ignore_errors=True)
         if trial % 3 == 1:  # killed while it replaces a damaged copy
             final.mkdir(parents=True)
             (final / "c").write_bytes(b"")
-        older = residue(root)
+        before = copied(root)
         process = start(program, "run", shards, "--to", root)
-        reached = rng.randrange(50)  # by progress, not by the clock, which a loaded machine stretches
-        while process.poll() is None and progress(root, older) < reached and not (final / "manifest.json").exists():
+        reached = rng.randrange(before, 50)  # by progress, not by the clock, which a loaded machine stretches
+        while process.poll() is None and copied(root) < reached and not (final / "manifest.json").exists():
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.004))
         process.kill()
@@ -120,11 +203,15 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
             assert findings == []
         elif final.exists():
             assert (trial % 3, os.listdir(final)) == (1, ["c"]), "a part of a copy is visible"
-        cut += bool(set(residue(root)) - set(older))
+        cut += bool(residue(root))
+        resumed += before > 0
     assert cut > trials / 3, "too few trials cut a copy short"
+    assert resumed > trials / 4, "too few trials went on with an interrupted copy"
     shutil.rmtree(final, ignore_errors=True)
     assert stage(load(shards), root).state == "staged"
     assert residue(root) == []
+    *findings, _ = check(final, readers=2)
+    assert findings == []
 
 
 def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):

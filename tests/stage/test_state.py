@@ -69,7 +69,7 @@ class Staging(RuleBasedStateMachine):
     def judge(self) -> None:
         """`plan` and `list` see names and sizes, `check` sees content, and nothing unfinished stands about."""
         quick = [{"flipped": "whole"}.get(truth, truth) for truth in self.truth]
-        plans = [plan.state for plan in planning.plan(self.sets, self.root)]
+        plans = [plan.state for plan in planning.plan(planning.Work(each, self.root) for each in self.sets)]
         assert plans == [{"whole": "present"}.get(truth, truth) for truth in quick]
         listed = {record.version: record.state for record in staged(self.root)}
         assert listed == {s.version: truth for s, truth in zip(self.sets, quick, strict=True) if truth != "absent"}

@@ -1,0 +1,167 @@
+"""`pit stage list | pin | unpin | evict | check`: what stands at a staging root, what stays, and whether it is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import format_option
+from pitools.commands.stage_options import place, readers_option, to_option
+from pitools.core import units
+from pitools.core.errors import NoSpace, UsageError
+from pitools.core.output import Output
+
+if TYPE_CHECKING:
+    from pitools.stage.evict import Eviction
+    from pitools.stage.verify import Finding
+
+_LIST_COLUMNS = ("dataset", "version", "state", "bytes", "last_used", "leased", "locked", "pinned", "source")
+_EVICT_COLUMNS = ("version", "state", "bytes", "reason", "path")
+
+
+@click.command("list")
+@click.argument("root", type=place)
+@format_option
+def list_(root: Path, form: str) -> None:
+    """The dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
+    from pitools.stage.listing import staged
+
+    with Output(form, _LIST_COLUMNS) as out:
+        for record in staged(root):
+            out(record)
+
+
+@click.command()
+@click.argument("versions", metavar="VERSION...", nargs=-1, required=True)
+@to_option(required=True)
+@format_option
+def pin(versions: tuple[str, ...], root: Path, form: str) -> None:
+    """Keep sets from being evicted. VERSION is one, the beginning of one, or a dataset's name."""
+    _pin(versions, root, form, pinned=True)
+
+
+@click.command()
+@click.argument("versions", metavar="VERSION...", nargs=-1, required=True)
+@to_option(required=True)
+@format_option
+def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
+    """Let sets be evicted again. VERSION is one, the beginning of one, or a dataset's name."""
+    _pin(versions, root, form, pinned=False)
+
+
+@click.command()
+@click.argument("versions", metavar="[VERSION...]", nargs=-1)
+@to_option(required=True)
+@click.option("--need", metavar="SIZE", help="Evict, the least recently used first, until so much is free.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--force", is_flag=True, help="Also named sets of which nobody knows where they came from.")
+@format_option
+def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool, force: bool, form: str) -> int:
+    """Remove sets that nobody leases, stages or has pinned: the named ones, or as many as make room.
+
+    VERSION is one, the beginning of one, or a dataset's name. Exit 1 when a named one stays.
+    """
+    from pitools.stage import evict as evicting
+    from pitools.stage import listing
+
+    if bool(versions) == bool(need):
+        raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
+    size = units.size(need) if need else 0
+    _require_root(root)
+    with Output(form, _EVICT_COLUMNS) as out:
+        if need:
+            return _make_room(root, size, out, dry_run=dry_run)
+        stay = 0
+        for version in listing.find(root, versions):
+            for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
+                out(record)
+                stay += record.state == "kept"
+    return 1 if stay else 0
+
+
+@click.command()
+@click.argument("path", type=place)
+@click.option("--repair", "mend", is_flag=True, help="Stage damaged sets again, from where they came from.")
+@readers_option
+@format_option
+def check(path: Path, mend: bool, readers: int | None, form: str) -> int:
+    """Read everything and compare it with the manifest: one record per finding, then a summary. Exit 1 on findings.
+
+    PATH is a staging ROOT, a dataset, or one version of it. With --repair, of a ROOT or one of its sets: a record per
+    damaged set, and exit 1 when one is not repaired. A set of which nobody knows where it came from is moved to
+    ROOT/.quarantine.
+    """
+    from pitools.stage.pool import default_readers
+    from pitools.stage.verify import Check, Finding
+    from pitools.stage.verify import check as judge
+
+    root = _root_to_repair(path) if mend else path
+    summary: Check | None = None
+    damaged: dict[str, list[Finding]] = {}
+    with Output(form) as out:
+        for record in judge(path, readers=readers or default_readers()):
+            if isinstance(record, Finding):
+                out(record)
+                damaged.setdefault(record.version, []).append(record)
+            else:
+                summary = record
+    assert summary is not None
+    repaired = _repair(root, damaged, readers or 0, form) if mend else False
+    with Output(form) as out:  # its own table: other columns
+        out(summary)
+    return 1 if summary.findings and not repaired else 0
+
+
+def _root_to_repair(path: Path) -> Path:
+    from pitools.stage import repair
+
+    root = repair.root_of(path)
+    _require_root(root)
+    return root
+
+
+def _repair(root: Path, damaged: dict[str, list[Finding]], readers: int, form: str) -> bool:
+    from pitools.stage import repair
+
+    done = True
+    with Output(form) as out:
+        for version, findings in damaged.items():
+            record = repair.repair(root, version, findings, readers=readers)
+            out(record)
+            done = done and record.state == "repaired"
+    return done
+
+
+def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> None:
+    from pitools.stage import listing, records
+
+    _require_root(root)
+    with Output(form, _LIST_COLUMNS) as out:
+        for version in listing.find(root, versions):
+            records.pin(root, version, pinned=pinned)
+            out(listing.describe(root, version))
+
+
+def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
+    from pitools.stage import evict as evicting
+    from pitools.stage import space
+
+    done = space.make_room(root, lambda _: space.Lack(0, size - space.available_bytes(root)), dry_run=dry_run)
+    for item, n_bytes in done.gone:
+        out(evicting.eviction(item, n_bytes, "", dry_run=dry_run))
+    if done.missing and not dry_run:
+        what = f"{units.size_text(size)} needed, {units.size_text(space.available_bytes(root))} free"
+        raise NoSpace(what, where=str(root), hint=space.why(done.stay))
+    return 1 if done.missing else 0
+
+
+def _require_root(root: Path) -> None:
+    from pitools.stage import root as roots
+
+    if not (root / roots.OBJECTS).is_dir():
+        raise UsageError("not a staging root", where=str(root), hint="give what `pit-stage run --to` was given")
+    roots.prepare(root)
+    roots.sweep(root)

@@ -1,0 +1,141 @@
+"""`pit stage sync`: keep on this node, or in a site's shared cache, what a policy says; made for cron."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import format_option
+from pitools.commands.stage_options import stoppable
+from pitools.core import units
+from pitools.core.errors import ClusterError, PitError
+from pitools.core.output import Output
+
+if TYPE_CHECKING:
+    from pitools.stage.metrics import Totals
+    from pitools.stage.sync import Sync
+
+_COLUMNS = ("rule", "action", "dataset", "version", "bytes", "copied_bytes", "path")
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--policy", "path", required=True, type=_FILE, metavar="FILE", help="The rules: see scripts/cron.")
+@click.option("--metrics", type=_FILE, metavar="FILE", help="Write what was done for node_exporter to NAME.prom.")
+@click.option("--dry-run", is_flag=True, help="Say what would be staged and evicted, and change nothing.")
+@click.option(
+    "--timeout",
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="Wait for another process that stages the same version this long.",
+)
+@format_option
+def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: str) -> int:
+    """Keep at each rule's root the newest versions it names, and evict what its runs brought before.
+
+    One record a change, and a line an error. Without a terminal and --format, as in cron, nothing is said of a run
+    that changed nothing, and one line of another. While a run is at work another of the same policy does nothing,
+    with exit code 0; --metrics shows how long ago the last success was.
+    """
+    from pitools.stage import policy as policies
+    from pitools.stage.metrics import Totals
+    from pitools.stage.sync import Running, Sync, alone
+
+    timeout_s = units.seconds(timeout)
+    quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
+    book = _Book(None if dry_run else metrics, path.stem)
+    try:
+        policy = policies.load(path)
+    except PitError as error:
+        complain("", error)
+        return book.end(Totals(errors={error.exit_code: 1}), error.exit_code)
+    try:
+        with nullcontext() if dry_run else alone(policy), Output(form, _COLUMNS) as out:
+            work = Sync(
+                policy, changed=(lambda _: None) if quiet else out, failed=complain, dry_run=dry_run,
+                timeout_s=timeout_s, show=sys.stderr.isatty(),
+            )  # fmt: skip
+            code = _work(work, book)
+    except Running as running:
+        if not quiet:
+            click.echo(f"pit-stage sync: {running}: nothing is done", err=True)
+        return 0
+    if not dry_run and (work.counted if quiet else sys.stdout.isatty()):
+        click.echo(f"pit-stage sync: {path.stem} on {policy.node}: {summary(work, book.wall_s())}", err=not quiet)
+    return code
+
+
+def _work(work: Sync, book: _Book) -> int:
+    """Run, and write down how it ended, also where a signal ends it."""
+
+    code = ClusterError.exit_code  # what a mistake of ours ends with
+    try:
+        book.begin()
+        with stoppable():
+            work()
+        code = work.exit_code()
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+        raise
+    except KeyboardInterrupt:
+        code = 130
+        raise
+    finally:
+        code = book.end(work.totals(), code)
+    return code
+
+
+class _Book:
+    """The metrics file, if there is one to write."""
+
+    def __init__(self, path: Path | None, policy: str) -> None:
+        self._path, self._policy, self._began = path, policy, time.time()
+        self._failed = 0
+
+    def wall_s(self) -> float:
+        return time.time() - self._began
+
+    def begin(self) -> None:
+        from pitools.stage import metrics
+
+        self._try(lambda path: metrics.started(path, self._policy, self._began))
+
+    def end(self, totals: Totals, code: int) -> int:
+        """The exit code: where all else is well, that of metrics which could not be written."""
+        from pitools.stage import metrics
+
+        self._try(lambda path: metrics.ended(path, self._policy, totals, code, began=self._began, now=time.time()))
+        return code or self._failed
+
+    def _try(self, write: Callable[[Path], None]) -> None:
+        if self._path and not self._failed:
+            try:
+                write(self._path)
+            except PitError as error:
+                complain("", error)
+                self._failed = error.exit_code
+
+
+def complain(rule: str, error: PitError) -> None:
+    """One line on stderr: what was wrong, where, and what next."""
+    text = f"{error}; {error.hint}" if error.hint else str(error)
+    prefix = f'rule "{rule}": ' if rule else ""
+    click.echo(f"pit-stage sync: error: {prefix}{' '.join(text.split())}", err=True)
+
+
+def summary(work: Sync, wall_s: float) -> str:
+    """What a run did, in one line."""
+    count, size = work.counted, units.size_text
+    parts = [f"{count['staged']} staged ({size(count['staged_bytes'])})"] if count["staged"] else []
+    parts += [f"{count['repaired']} repaired ({size(count['repaired_bytes'])})"] if count["repaired"] else []
+    parts += [f"{count['evicted']} evicted ({size(count['evicted_bytes'])})"] if count["evicted"] else []
+    sets, n_bytes = (sum(column) for column in zip((0, 0), *work.kept.values(), strict=True))
+    parts += [f"{len(work.errors)} failed"] if work.errors else []
+    return f"{', '.join(parts) or 'no change'}; {sets} kept ({size(n_bytes)}) in {units.duration_text(wall_s)}"

@@ -1,0 +1,111 @@
+"""What a user means by SOURCE and a choice of arrays and steps: a version, a part of one, or a store without one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec import structs
+
+from pitools.stage import plain, select
+from pitools.stage.local import LocalSource, reading
+from pitools.stage.plain import Survey
+from pitools.stage.source import Dataset, Source, find, is_url, load
+from pitools.store import manifest as manifests
+from pitools.store.manifest import Manifest
+
+T = TypeVar("T")
+
+
+class Choice(NamedTuple):
+    """A part of a dataset, as it was asked for; all of it when nothing is said."""
+
+    arrays: tuple[str, ...] = ()
+    steps: str = ""
+    episodes: str = ""
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """A Zarr store without a manifest, to be staged. manifest: its files, without digests. notes: what to tell a user.
+
+    key: 32 hex digits of the source, what it looks like, and the choice; in place of a version until that is known.
+    """
+
+    source: Source
+    survey: Survey
+    manifest: Manifest
+    key: str
+    notes: tuple[str, ...] = ()
+
+
+def resolve(place: str | Path, choice: Choice = Choice()) -> Dataset | Store:  # noqa: B008 - a constant
+    """What is to be staged. Raises UsageError, DataError, and as the source does."""
+    if store := _survey(place):
+        return _store(choice, store)
+    dataset = load(find(place))
+    if choice == Choice():
+        return dataset
+    found = _apart(
+        dataset.source, lambda read: select.subset(dataset.manifest, dataset.version, read, **choice._asdict())
+    )
+    if found.manifest == dataset.manifest:
+        return dataset
+    data = manifests.encode(found.manifest)
+    return structs.replace(dataset, manifest=found.manifest, data=data, version=manifests.version(data))
+
+
+def survey_again(store: Store) -> Survey:
+    """The store as it is now. Raises DataError when it is none any more."""
+    found = _survey(store.source.label)
+    if found is None:
+        raise plain.changed(store.source.label)
+    return found[1]
+
+
+def _survey(place: str | Path) -> tuple[Source, Survey] | None:
+    """A store without a manifest; None for what has one, or is no store at all."""
+    if is_url(place):
+        from pitools.stage import remote
+
+        listed = remote.listing(str(place))
+        if not plain.is_store({entry.path for entry in listed if "/" not in entry.path}):
+            return None
+        source = remote.listed_source(str(place), listed)
+        return source, plain.survey_listing(source.url.rstrip("/").rpartition("/")[2], listed, source.url)
+    folder = Path(place).absolute()
+    with reading(folder):
+        if not folder.is_dir() or not plain.is_store(entry.name for entry in folder.iterdir()):
+            return None
+    return LocalSource(folder=folder), plain.survey(folder)
+
+
+def _store(choice: Choice, found: tuple[Source, Survey]) -> Store:
+    source, survey = found
+    manifest = _apart(source, lambda read: plain.describe(survey, read))
+    notes = tuple(f"{path} is left out: it was being written" for path in survey.left_out)
+    if choice != Choice():
+        part = _apart(source, lambda read: select.subset(manifest, "", read, **choice._asdict()))
+        manifest, notes = part.manifest, notes + part.notes
+    # Written again, it is another one, of which nothing that was copied before is any use.
+    key = hashlib.sha256(msgspec.json.encode([source.label, survey.signature, *choice])).hexdigest()[:32]
+    return Store(source=source, survey=survey, manifest=manifest, key=key, notes=notes)
+
+
+def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
+    """Do work that reads files of a source; in a process of its own where the source's library forbids a fork later."""
+
+    def here() -> T:
+        reader = source.connect()
+        try:
+            return work(lambda path: plain.read_whole(reader, path))
+        finally:
+            reader.close()
+
+    if isinstance(source, LocalSource):
+        return here()
+    from pitools.stage import remote
+
+    return remote.apart(lambda _: here())

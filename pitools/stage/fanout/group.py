@@ -1,0 +1,200 @@
+"""Who takes part: the nodes of this job step, this node's place, their addresses and ports, and the job's secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import hosts
+from pitools.core.errors import ClusterError, ConfigError, UsageError
+
+_PORTS = 16  # candidates a node: that many other programs may sit where its hash falls
+_LEAST_SECRET = 16  # characters
+_NONCE = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
+_IN_A_STEP = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long, in seconds, a node bears with the others; `floor` in bytes a second.
+
+    answer_s: connecting, and each message of a greeting. hold_s: how long a server keeps a request for what it has
+    not yet. stall_s: no byte of an answer, or fewer than `floor`, for so long. appear_s: a node that nobody has met may
+    take so long to start. patience_s: a node that works on what is wanted may receive less than `floor` for so long.
+    shun_s: how long a node is left alone after any of these. linger_s: how long a finished node serves the others.
+    """
+
+    answer_s: float = 5.0
+    hold_s: float = 2.0
+    stall_s: float = 10.0
+    appear_s: float = 30.0
+    patience_s: float = 30.0
+    shun_s: float = 60.0
+    linger_s: float = 600.0
+    # Barely alive: where a thousand nodes share one source or one uplink, an honest node is not much faster.
+    floor: int = 64 << 10
+
+
+class Group:
+    """The nodes of one job step. names, addresses: in one order on all of them. me: this node's number.
+
+    key: text that differs per job, step and restart. ports: first and last that may be used.
+    """
+
+    def __init__(
+        self, names: Sequence[str], addresses: Sequence[str], me: int, key: str, ports: tuple[int, int], secret: bytes,
+    ) -> None:  # fmt: skip
+        self.names, self.addresses = tuple(names), tuple(addresses)
+        self.me, self.key, self.ports = me, key, ports
+        self._secret = secret  # never shown: there is no repr of a group
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def proof_key(self, version: str) -> bytes:
+        """What the nodes of this group prove to one another that they know, for this dataset version only."""
+        text = "\0".join(["pit-fanout/1", self.key, version, *self.names])
+        return hmac.digest(self._secret, text.encode(), "sha256")
+
+    def candidates(self, node: int, version: str) -> Iterator[int]:
+        """The ports a node may listen at, the likeliest first; 16 at most."""
+        first, last = self.ports
+        count = last - first + 1
+        text = "\0".join([self.key, version, str(node)])
+        start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % count
+        # A stride, so that the series of nodes that share one host do not run into each other.
+        stride = 37 if count % 37 else 1
+        for step in range(min(_PORTS, count)):
+            yield first + (start + step * stride) % count
+
+
+def find(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999), host_suffix: str = "") -> Group:
+    """The group this process is in, from srun's variables, or from PIT_FANOUT_NODES where there is no Slurm.
+
+    ports, host_suffix: the site's; PIT_PORTS and PIT_HOST_SUFFIX of the job's script go before them.
+    PIT_FANOUT_NODES: `name=address,…` of all nodes; PIT_FANOUT_NODE: this one's name; PIT_FANOUT_JOB: text that other
+    runs on these nodes do not use. Raises UsageError, ConfigError, ClusterError, and Unreachable of slurmctld.
+    """
+    secret = _secret(environ)
+    if text := environ.get("PIT_PORTS"):
+        ports = _ports(text)
+    if listed := environ.get("PIT_FANOUT_NODES"):
+        pairs = dict(_pair(text) for text in listed.split(","))
+        names, addresses = list(pairs), list(pairs.values())
+        name, key = environ.get("PIT_FANOUT_NODE", ""), environ.get("PIT_FANOUT_JOB", "")
+    else:
+        names, name, key = _step(environ)
+        addresses = _addresses(names, environ.get("PIT_HOST_SUFFIX", host_suffix))
+    if name not in names:
+        raise UsageError(f'this node, "{name}", is not one of {hosts.fold(names)}', hint=_IN_A_STEP)
+    me = names.index(name)
+    addresses[me] = _own(addresses, me)
+    return Group(names, addresses, me, key, ports, secret)
+
+
+def _step(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
+    """Names of the step's nodes, this one's, and what no other step has."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not nodes or "SLURM_STEP_ID" not in environ:
+        raise UsageError("--fanout: this is not a step of a job", hint=_IN_A_STEP)
+    if environ.get("SLURM_STEP_NUM_TASKS") != environ.get("SLURM_STEP_NUM_NODES"):
+        what = f"--fanout: {environ.get('SLURM_STEP_NUM_TASKS')} tasks on {environ.get('SLURM_STEP_NUM_NODES')} nodes"
+        raise UsageError(what, hint="one a node: srun --ntasks-per-node=1 pit-stage run … --fanout")
+    # The list's own sorted order: all nodes agree on it, whatever order the tasks are in.
+    names = hosts.expand(nodes)
+    key = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
+    return names, environ.get("SLURMD_NODENAME", ""), " ".join(key)
+
+
+def _addresses(names: Sequence[str], suffix: str) -> list[str]:
+    """Each node's address on the fabric: its name and the site's suffix, or else where Slurm reaches it."""
+    if suffix:
+        return [_resolved(name + suffix) for name in names]
+    found: list[str] = []
+    for name in names:
+        if not (address := _lookup(name)):
+            break  # one is enough: without DNS each further name would be waited for
+        found.append(address)
+    else:
+        return found
+    from pitools.slurm.client import Client
+
+    known = {node.node: node.address for node in Client().nodes(hosts.fold(names))}
+    return [_resolved(known.get(name, name)) for name in names]
+
+
+def _resolved(name: str) -> str:
+    if not (address := _lookup(name)):
+        hint = "see network.host_suffix of the site, and DNS or /etc/hosts of this node"
+        raise ClusterError(f'the name "{name}" has no address here', where=socket.gethostname(), hint=hint)
+    return address
+
+
+def _lookup(name: str) -> str:
+    """The first address of a name; "" when it has none."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
+def _own(addresses: Sequence[str], me: int) -> str:
+    """This node's address as the others see it: many hosts files give a host's own name a loopback address."""
+    others = [address for index, address in enumerate(addresses) if index != me and not _is_loopback(address)]
+    if not others or not _is_loopback(addresses[me]):
+        return addresses[me]
+    family = socket.AF_INET6 if ":" in others[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((others[0], 9))  # sends nothing: it only asks the kernel for the way
+        except OSError as error:
+            raise ClusterError(f"no way to {others[0]}: {error.strerror}", where=socket.gethostname()) from error
+        return str(probe.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _secret(environ: Mapping[str, str]) -> bytes:
+    if path := environ.get("PIT_FANOUT_SECRET_FILE"):
+        secret = _private(Path(path))
+    else:
+        secret = environ.get("PIT_NONCE", "").encode()
+    if not secret:
+        raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_NONCE}")
+    if len(secret) < _LEAST_SECRET:
+        raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_NONCE)
+    return secret
+
+
+def _private(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
+                raise ConfigError("others could read or write this secret", where=str(path), hint=f"chmod 600 {path}")
+            return file.read(4096).strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret: {error.strerror}", where=str(path)) from error
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
+        raise UsageError(f'PIT_PORTS is "{text}"', hint="first-last, such as 20000-31999")
+    return int(first), int(last)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, address = text.strip().partition("=")
+    if not name or not address:
+        raise UsageError(f'PIT_FANOUT_NODES: "{text}"', hint="name=address,name=address,…")
+    return name, _resolved(address)

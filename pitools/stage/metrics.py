@@ -1,0 +1,151 @@
+"""What monitoring reads of `sync`: a file for the textfile collector of Prometheus's node_exporter.
+
+The file is its own memory: counters go on from what stands in it, and so does the time of the last success. A run
+that hangs or was killed shows as a start that is later than the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core.files import write_atomic
+
+Labels = tuple[tuple[str, str], ...]
+Samples = dict[tuple[str, Labels], float]
+
+PREFIX = "pit_stage_sync_"
+METRICS = {
+    "last_start_timestamp_seconds": ("gauge", "When sync was last started."),
+    "last_end_timestamp_seconds": ("gauge", "When sync last came to an end, good or bad."),
+    "last_success_timestamp_seconds": ("gauge", "When sync last ended with exit code 0."),
+    "last_duration_seconds": ("gauge", "How long the run that last ended took."),
+    "last_exit_code": ("gauge", "Exit code of that run: 0, 3 policy, 4 refused, 5 data, 75 later, 128+n signal."),
+    "kept_sets": ("gauge", "Sets that a rule keeps on this node."),
+    "kept_bytes": ("gauge", "Bytes of these sets."),
+    "free_bytes": ("gauge", "Bytes free on the disk of a staging root."),
+    "staged_sets_total": ("counter", "Sets staged or repaired."),
+    "copied_bytes_total": ("counter", "Bytes read from the source and written."),
+    "evicted_sets_total": ("counter", "Sets removed because no rule wants them any more."),
+    "evicted_bytes_total": ("counter", "Bytes of these sets."),
+    "errors_total": ("counter", "Errors by what to do: policy, refused, data, later."),
+}
+KINDS = {3: "policy", 4: "refused", 5: "data", 75: "later"}
+
+_LINE = re.compile(r"(\w+)\{(.*)\} (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
+_ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
+
+
+class Totals(NamedTuple):
+    """What one run did. kept: sets and bytes by rule. free: bytes by root. errors: count by exit code."""
+
+    staged: int = 0
+    copied_bytes: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    kept: Mapping[str, tuple[int, int]] = {}
+    free: Mapping[str, int] = {}
+    errors: Mapping[int, int] = {}
+
+
+def started(path: Path, policy: str, now: float) -> None:
+    """Write that a run has begun. Raises NoSpace, ClusterError."""
+    samples = read(path)
+    samples[PREFIX + "last_start_timestamp_seconds", _labels(policy=policy)] = now
+    _write(path, samples)
+
+
+def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float) -> None:
+    """Write how a run ended; what it kept replaces what stood there. Raises NoSpace, ClusterError."""
+    before = read(path)
+    samples = {key: value for key, value in before.items() if _is_kept(key, policy)}
+
+    def put(name: str, value: float, **labels: str) -> None:
+        samples[PREFIX + name, _labels(policy=policy, **labels)] = value
+
+    def add(name: str, value: float, **labels: str) -> None:
+        put(name, before.get((PREFIX + name, _labels(policy=policy, **labels)), 0.0) + value, **labels)
+
+    put("last_start_timestamp_seconds", began)
+    put("last_end_timestamp_seconds", now)
+    put("last_duration_seconds", now - began)
+    put("last_exit_code", code)
+    if code == 0:
+        put("last_success_timestamp_seconds", now)
+    for rule, (sets, n_bytes) in totals.kept.items():
+        put("kept_sets", sets, rule=rule)
+        put("kept_bytes", n_bytes, rule=rule)
+    for root, n_bytes in totals.free.items():
+        put("free_bytes", n_bytes, root=root)
+    add("staged_sets_total", totals.staged)
+    add("copied_bytes_total", totals.copied_bytes)
+    add("evicted_sets_total", totals.evicted)
+    add("evicted_bytes_total", totals.evicted_bytes)
+    for number, kind in KINDS.items():
+        add("errors_total", totals.errors.get(number, 0), kind=kind)
+    _write(path, samples)
+
+
+def _is_kept(key: tuple[str, Labels], policy: str) -> bool:
+    """Whether a sample outlives the run: counters and the last success do, and all of another policy's."""
+    name, labels = key
+    is_ours = ("policy", policy) in labels
+    return not is_ours or name.endswith(("_total", "last_success_timestamp_seconds"))
+
+
+def render(samples: Samples) -> str:
+    """The samples as text, each metric with its help and type."""
+    return "".join(_lines(samples))
+
+
+def _lines(samples: Samples) -> Iterator[str]:
+    for name, (kind, text) in METRICS.items():
+        mine = sorted((labels, value) for (metric, labels), value in samples.items() if metric == PREFIX + name)
+        if mine:
+            yield f"# HELP {PREFIX}{name} {text}\n# TYPE {PREFIX}{name} {kind}\n"
+        for labels, value in mine:
+            inside = ",".join(f'{key}="{_escaped(said)}"' for key, said in labels)
+            yield f"{PREFIX}{name}{{{inside}}} {_number(value)}\n"
+
+
+def read(path: Path) -> Samples:
+    """The samples of a file that `render` wrote; none where there is none. Lines of anybody else are not ours."""
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except OSError:
+        return {}
+    samples: Samples = {}
+    for line in lines:
+        found = _LINE.fullmatch(line)
+        if found and found[1].removeprefix(PREFIX) in METRICS:
+            labels = tuple((key, _unescaped(said)) for key, said in _LABEL.findall(found[2]))
+            with contextlib.suppress(ValueError):
+                samples[found[1], labels] = float(found[3])
+    return samples
+
+
+def _write(path: Path, samples: Samples) -> None:
+    # The collector takes every *.prom of its folder, and the name of an unfinished file does not end so.
+    write_atomic(path, render(samples), durable=False)
+
+
+def _labels(**labels: str) -> Labels:
+    # One byte that is not UTF-8, as a folder's name may have, and the collector refuses the whole file.
+    return tuple((key, said.encode(errors="replace").decode()) for key, said in labels.items())
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if math.isfinite(value) and value == int(value) else repr(round(value, 3))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r'[\\\n"]', lambda match: _ESCAPES[match[0]], text)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], text)

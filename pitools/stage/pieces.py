@@ -1,0 +1,72 @@
+"""Cut a version's files into tasks for workers: a range of a large file, one file, or many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pitools.store.digest import ALGORITHM, RANGE
+from pitools.store.manifest import FileEntry
+
+# A file below this is a small one: it fits a reader's buffer, and costs more in system calls than in bytes.
+SMALL = 1 << 20
+_BATCH_BYTES, _BATCH_FILES = 8 << 20, 256
+
+
+class Task(NamedTuple):
+    """Files to move, by their place in the manifest; of a single one a range if `length` is not -1.
+
+    known: the digest of a range that an earlier copy wrote: it is looked for where it was written.
+    """
+
+    files: tuple[int, ...]
+    offset: int = 0
+    length: int = -1
+    known: bytes = b""
+
+
+def tasks(
+    files: Sequence[FileEntry], todo: Iterable[int], known: Mapping[int, Mapping[int, bytes]], *, ranged: bool,
+    in_order: bool,
+) -> list[Task]:  # fmt: skip
+    """Tasks for the files `todo`, the largest first and the small ones batched in their folders' order.
+
+    known: digests of ranges already written, by file and range. ranged: cut large files into ranges where their
+    digest allows it. in_order: keep the order of `todo`, as a fan-out wants it.
+    """
+    large: list[Task] = []
+    batches: list[Task] = []
+    batch: list[int] = []
+    batch_bytes = 0
+    for index in todo:
+        entry = files[index]
+        if entry.bytes >= SMALL:
+            large += _of_large(index, entry, known.get(index, {}), ranged=ranged)
+            continue
+        batch.append(index)
+        batch_bytes += entry.bytes
+        if batch_bytes >= _BATCH_BYTES or len(batch) == _BATCH_FILES:
+            batches.append(Task(files=tuple(batch)))
+            batch, batch_bytes = [], 0
+    if batch:
+        batches.append(Task(files=tuple(batch)))
+    if not in_order:
+        # So that no reader is left alone with a large one at the end.
+        large.sort(key=lambda task: -(task.length if task.length >= 0 else files[task.files[0]].bytes))
+    return large + batches
+
+
+def range_count(entry: FileEntry) -> int:
+    """Into how many ranges a file is cut: 1 when it is not."""
+    if entry.bytes <= RANGE or entry.digest.startswith(f"{ALGORITHM}:"):
+        return 1
+    return -(-entry.bytes // RANGE)
+
+
+def _of_large(index: int, entry: FileEntry, known: Mapping[int, bytes], *, ranged: bool) -> list[Task]:
+    if not ranged or range_count(entry) == 1:
+        return [Task(files=(index,))]
+    return [
+        Task((index,), offset, min(RANGE, entry.bytes - offset), known.get(offset // RANGE, b""))
+        for offset in range(0, entry.bytes, RANGE)
+    ]

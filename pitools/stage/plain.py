@@ -1,0 +1,189 @@
+"""A Zarr store that has no manifest of ours: listed, described by one, and judged once it is copied.
+
+    survey ──▶ describe: a manifest without digests ──▶ copy ──▶ findings on the copy ──▶ complete: with the digests
+       └─ signature: what it was; surveyed again after the copy, another one means that somebody was writing
+
+What is copied: every regular file below the store, such as a README too. Left out, and said: what was being written
+(`*.partial`, as zarr's LocalStore and rclone name it) and what NFS keeps of deleted files (`.nfs` and hex digits).
+Refused: links, FIFOs, devices, names that are not UTF-8. Nothing can prove that a missing chunk was once there, since
+Zarr leaves out chunks of nothing but the fill value: how many are missing is therefore always said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from pitools.core.errors import DataError
+from pitools.stage.local import reading
+from pitools.stage.source import Reader
+from pitools.store import manifest as manifests
+from pitools.store import zarr
+from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, ArraySchema, FileEntry, Manifest
+
+# Consolidated metadata of some thousand arrays are a few MiB.
+METADATA_BYTES = 64 << 20
+# Arrays that say where episodes lie, by name, and how many numbers they have beyond one an episode.
+BOUNDARIES = {"episode_offsets": 1, "meta/episode_ends": 0}
+_UNFINISHED = re.compile(r".*\.partial|\.nfs[0-9a-fA-F]+")
+
+
+class Entry(NamedTuple):
+    """One file of a store. tag: what changes when it is written again: its time in ns, or an object's ETag."""
+
+    path: str
+    bytes: int
+    tag: str
+
+
+class Survey(NamedTuple):
+    """What a store is made of, sorted by path. left_out: paths of what was unfinished there. where: the store."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...]
+    where: str
+
+    @property
+    def signature(self) -> str:
+        """`sha256:<64 hex>` of the listing: the same as long as no file is written, added or removed."""
+        state = hashlib.sha256()
+        for path, size, tag in self.entries:
+            state.update(f"{path}\0{size}\0{tag}\n".encode())
+        return f"sha256:{state.hexdigest()}"
+
+
+def is_store(names: Iterable[str]) -> bool:
+    """Whether a folder that holds these names is a Zarr store (and has no manifest, which would come first)."""
+    known = set(names)
+    return FILE_NAME not in known and not known.isdisjoint((zarr.V3, zarr.V2_GROUP, zarr.V2_ARRAY))
+
+
+def survey(folder: Path) -> Survey:
+    """List a store in a folder. Raises DataError for what cannot be staged, Unreachable, ClusterError."""
+    with reading(folder):
+        return survey_listing(folder.absolute().name, _walk(str(folder)), str(folder))
+
+
+def survey_listing(name: str, listed: Iterable[tuple[str, int, str]], where: str) -> Survey:
+    """The same of a listing, such as an object store's: (path, bytes, tag) of every file. Raises DataError."""
+    entries: list[Entry] = []
+    left_out: list[str] = []
+    for path, size, tag in listed:
+        if _UNFINISHED.fullmatch(path.rpartition("/")[2]):
+            left_out.append(path)
+            continue
+        if not _is_text(path):
+            raise DataError(f"a name that is not UTF-8: {path!r}", where=where, hint="rename it")
+        entries.append(Entry(path, size, tag))
+    if not is_store(entry.path for entry in entries):
+        hint = "give the folder that holds its zarr.json, .zgroup or .zarray"
+        raise DataError("not a Zarr store", where=where, hint=hint)
+    return Survey(_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
+
+
+def _walk(root: str) -> Iterator[tuple[str, int, str]]:
+    todo = [""]
+    while todo:
+        folder = todo.pop()
+        try:
+            with os.scandir(f"{root}/{folder}") as found:
+                for entry in found:
+                    path = f"{folder}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(f"{path}/")
+                        continue
+                    if not entry.is_file(follow_symlinks=False):
+                        what = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                        raise DataError(what, where=f"{root}/{path}", hint="a dataset holds plain files only")
+                    status = entry.stat(follow_symlinks=False)
+                    yield path, status.st_size, str(status.st_mtime_ns)
+        except FileNotFoundError as error:
+            if not folder:
+                raise
+            raise changed(f"{root}/{folder}") from error
+
+
+def changed(where: str) -> DataError:
+    """What to say of a store that is not, after the copy, what it was before."""
+    return DataError("the store changed while it was read", where=where, hint="stage it when nobody writes to it")
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _name(folder: str) -> str:
+    """A dataset's name of a folder's: without `.zarr`, and of what a name may be made of."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.removesuffix(".zarr")).lstrip("._-")
+    return name[:100] or "store"
+
+
+def read_whole(reader: Reader, path: str, limit: int = METADATA_BYTES) -> bytes:
+    """All bytes of a file of a source. Raises DataError when it has more than `limit`, and as the source does."""
+    file = reader.open(path)
+    try:
+        if file.size > limit:
+            raise DataError(f"{file.size} bytes, where {limit} are the most that is read at once", where=path)
+        view, have = memoryview(bytearray(file.size)), 0
+        while have < file.size and (count := file.read_into(view[have:], have)):
+            have += count
+        if have < file.size:
+            raise changed(path)
+        return bytes(view)
+    finally:
+        file.close()
+
+
+def describe(found: Survey, read: Callable[[str], bytes]) -> Manifest:
+    """The manifest of a store, its digests "" until `complete`. read: the bytes of a metadata file.
+
+    The same files under the same name give the same manifest. Raises DataError, and what `read` raises.
+    """
+    arrays = zarr.read((entry.path for entry in found.entries), read)
+    if not arrays:
+        raise DataError("a Zarr store without an array", where=found.where, hint="is it complete?")
+    manifest = Manifest(
+        name=found.name,
+        episodes=_episodes(arrays),
+        steps=_steps(arrays),
+        arrays={array.name: ArraySchema(shape=array.shape, dtype=array.dtype) for array in arrays.values()},
+        files=tuple(FileEntry(path=entry.path, bytes=entry.bytes, digest="") for entry in found.entries),
+    )
+    manifests.check(manifest, found.where)  # an object store's keys may be anything
+    return manifest
+
+
+def complete(manifest: Manifest, digests: Mapping[int, str]) -> Manifest:
+    """The manifest with the digest that was found of each file, by its place."""
+    files = (structs.replace(entry, digest=digests[place]) for place, entry in enumerate(manifest.files))
+    return structs.replace(manifest, files=tuple(files))
+
+
+def _episodes(arrays: Mapping[str, zarr.Array]) -> int:
+    """As many as the arrays say that hold episodes' boundaries; 0 where there is none."""
+    for name, extra in BOUNDARIES.items():
+        if name in arrays and len(arrays[name].shape) == 1:
+            return max(0, arrays[name].shape[0] - extra)
+    return 0
+
+
+def _steps(arrays: Mapping[str, zarr.Array]) -> int:
+    """The length of the first axis that most arrays share; of two such lengths the greater."""
+    shared = Counter(
+        array.shape[0]
+        for array in arrays.values()
+        if array.shape and not array.name.rpartition("/")[2].startswith(EPISODE_PREFIX)
+    )
+    return max(shared, key=lambda length: (shared[length], length), default=0)

@@ -1,0 +1,62 @@
+"""Replace damaged sets from where they came from; those that cannot come back are put where nobody takes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pitools.core.errors import PitError, UsageError
+from pitools.core.record import Record
+from pitools.stage import records
+from pitools.stage.evict import quarantine
+from pitools.stage.root import OBJECTS, object_path
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.verify import Finding
+
+
+class Repair(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
+    """What became of one damaged set. path: where it is now. reason: why it is not `repaired`, else ""."""
+
+    dataset: str
+    version: str
+    path: str
+    state: Literal["repaired", "quarantined", "failed"]
+    source: str
+    reason: str
+
+
+def root_of(path: Path) -> Path:
+    """The staging root that `path` is, or that holds the set at `path`. Raises UsageError when there is none."""
+    if (path / OBJECTS).is_dir():
+        return path
+    if path.parent.name == OBJECTS:
+        return path.parent.parent
+    hint = "give a staging root, or ROOT/objects/VERSION; a source is ingested again"
+    raise UsageError("only staged sets can be repaired", where=str(path), hint=hint)
+
+
+def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: int = 0) -> Repair:
+    """Stage a set of which files are wrong again; one of unknown source goes to quarantine. Never raises PitError."""
+    path, source = object_path(root, version), records.read(root, version).source
+
+    def say(state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path) -> Repair:
+        name = findings[0].dataset
+        return Repair(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
+
+    if all(finding.problem == "extra" for finding in findings):
+        return say("failed", "the set is whole, but holds files that its manifest does not name: remove them")
+    try:
+        if not source:
+            return say("quarantined", "it is not known where it came from: stage it again", quarantine(root, version))
+        dataset = load(source)
+        if dataset.version != version:
+            return say("failed", f"its source holds version {dataset.version} now")
+        if os.path.realpath(source) == os.path.realpath(path):
+            return say("failed", "its source is the damaged set itself")
+        stage(dataset, root, verify=True, readers=readers)
+    except PitError as error:
+        return say("failed", str(error))
+    return say("repaired")

@@ -1,0 +1,83 @@
+"""What compressed bytes say of their own length: enough to see a file that was cut short, or a hole of zeros, in one.
+
+Only headers are read; the content between them is not, so a flipped bit there is not seen.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+Take = Callable[[int, int], bytes]  # bytes at an offset, so many; fewer only at the end
+
+_ZSTD, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
+_BLOSC_FORMATS = range(1, 6)
+
+
+def blosc(take: Take, size: int, raw_bytes: int | None) -> str:
+    """What is wrong with a Blosc buffer of `size` bytes that holds `raw_bytes`, "" when nothing is."""
+    header = take(0, 16)
+    if size < 16 or header[0] not in _BLOSC_FORMATS:
+        return "no Blosc header"
+    content, _, length = struct.unpack_from("<III", header, 4)
+    if length != size:
+        return f"{size} bytes, where its Blosc header says {length}"
+    return _content(content, raw_bytes)
+
+
+def gzip(take: Take, size: int, raw_bytes: int | None) -> str:
+    """The same of a gzip member, whose last four bytes are the length of its content."""
+    if size < 18 or take(0, 3) != b"\x1f\x8b\x08":
+        return "no gzip header"
+    content = int.from_bytes(take(size - 4, 4), "little")
+    return _content(content, None if raw_bytes is None else raw_bytes & 0xFFFFFFFF)
+
+
+def zstd(take: Take, size: int, raw_bytes: int | None) -> str:
+    """The same of Zstandard frames, from block to block (of up to 128 KiB) to their end."""
+    at, content = 0, 0
+    counted = raw_bytes is not None
+    while at < size or at == 0:
+        magic = int.from_bytes(take(at, 4), "little")
+        if magic in _ZSTD_SKIPPABLE:
+            at += 8 + int.from_bytes(take(at + 4, 4), "little")
+            continue
+        if magic != _ZSTD:
+            return f"no Zstandard frame at byte {at}"
+        at, length, wrong = _zstd_frame(take, at + 4)
+        if wrong:
+            return wrong
+        counted = counted and length is not None
+        content += length or 0
+    if at != size:
+        return f"{size} bytes, where its Zstandard frame has {at}"
+    return _content(content, raw_bytes) if counted else ""
+
+
+def _zstd_frame(take: Take, at: int) -> tuple[int, int | None, str]:
+    """Where the frame ends whose header begins at `at`, the length of its content, and what is wrong with it."""
+    head = take(at, 14)
+    if not head:
+        return at, None, "cut short in a Zstandard header"
+    descriptor = head[0]
+    single, checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
+    start = 1 + (not single) + (0, 1, 2, 4)[descriptor & 3]
+    width = (single, 2, 4, 8)[descriptor >> 6]
+    length = int.from_bytes(head[start : start + width], "little") + (256 if width == 2 else 0) if width else None
+    at += start + width
+    last = 0
+    while not last:
+        block = take(at, 3)
+        number = int.from_bytes(block, "little")
+        last, kind, size = number & 1, number >> 1 & 3, number >> 3
+        # Nobody writes an empty block but as the last: a run of them is a hole of zeros.
+        if len(block) < 3 or kind == 3 or not (size or last):
+            return at, None, f"no Zstandard block at byte {at}"
+        at += 3 + (1 if kind == 1 else size)
+    return at + 4 * checksum, length, ""
+
+
+def _content(found: int, raw_bytes: int | None) -> str:
+    if raw_bytes is None or found == raw_bytes:
+        return ""
+    return f"holds {found} bytes, where the array's chunk has {raw_bytes}"

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+
+import pytest
+
+from pitools.core import progress
+from pitools.core.progress import bar
+
+
+class Terminal(io.StringIO):
+    """Standard error that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_of_bytes_and_files(monkeypatch: pytest.MonkeyPatch):
+    """What is done at the end is drawn, with its files; no thread draws, for it could not be forked along."""
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    before = threading.enumerate()
+    with bar("pick", 4 << 20, parts=2) as advance:
+        assert threading.enumerate() == before
+        advance(4 << 20)
+        advance.part()
+        advance.part()
+    assert "pick" in shown.getvalue()
+    assert "4.0/4.0 MiB" in shown.getvalue()
+    assert "2/2 files" in shown.getvalue()
+
+
+def test_a_log_gets_a_line_of_json_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys):
+    """Only of work that takes long: a job's log is read by people too."""
+    with bar("pick", 100, parts=4) as advance:
+        advance(10)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    with bar("pick", 100, parts=4) as advance:
+        advance.part()
+        advance(25)
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["schema"], told["what"], told["done"], told["total"]) == ("pit.progress/1", "pick", 25, 100)
+    assert (told["parts"], told["all_parts"]) == (1, 4)
+    assert told["left_s"] == pytest.approx(3 * told["wall_s"], abs=0.2)
+
+
+def test_a_quiet_bar_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    """Cron mails whatever is printed, so nothing is, not even on a terminal."""
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with bar("pick", 100, quiet=True) as advance:
+        advance(100)
+    assert shown.getvalue() == ""
+    assert advance.done == 100

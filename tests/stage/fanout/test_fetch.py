@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError
+from pitools.stage.fanout import serve, wire
+from pitools.stage.fanout.board import SOURCE, Board
+from pitools.stage.fanout.fetch import PeerReader, PeerSource
+from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.local import LocalSource
+from pitools.store.manifest import FileEntry
+
+SIZE = 600_000
+PATIENCE = Patience(
+    answer_s=0.5, hold_s=0.1, stall_s=0.5, appear_s=0.3, patience_s=0.4, shun_s=30.0, floor=100_000
+)  # fmt: skip
+
+
+class Fake:
+    """Node 0 as this test plays it: `behave` answers GET, the rest of the protocol is ours."""
+
+    def __init__(self, group: Group, behave: Callable[[socket.socket, wire.Request, int], None]) -> None:
+        self.gets = 0
+        self._group, self._behave = group, behave
+        self.listener = serve.hold_port(Group(group.names, group.addresses, 0, group.key, group.ports, b"s"), "v")
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                wire.meet(connection, self._group.proof_key("v"), 0, len(self._group), time.monotonic() + 1)
+                wire.welcome(connection, time.monotonic() + 1, busy=False)
+                while request := wire.next_request(connection, 5, 1):
+                    self.gets += 1
+                    self._behave(connection, request, self.gets)
+            except (OSError, wire.Refused):
+                return
+
+
+class World:
+    """Node 1 of two, whose file "a" is node 0's share, and "b" its own."""
+
+    def __init__(self, tmp_path: Path, port: int) -> None:
+        self.content = os.urandom(SIZE)
+        for name in ("a", "b"):
+            (tmp_path / name).write_bytes(self.content)
+        files = [FileEntry(path=name, bytes=SIZE, digest="") for name in ("a", "b")]
+        self.group = Group("xy", ["127.0.0.1"] * 2, 1, "job", (port, port), b"s")
+        self.board = Board(2, 2)
+        self.source = PeerSource(LocalSource(folder=tmp_path), files, "v", self.group, self.board, PATIENCE)
+        assert list(self.source.owners) == [0, 1]
+        self.fakes: list[Fake] = []
+
+    def node_0(self, behave: Callable[[socket.socket, wire.Request, int], None]) -> Fake:
+        self.fakes.append(Fake(self.group, behave))
+        return self.fakes[-1]
+
+    def read(self, path: str, block: int = 100_000) -> tuple[bytes, float]:
+        """The whole file, and seconds it took."""
+        began = time.monotonic()
+        reader = self.source.connect()
+        try:
+            return read(reader, path, block), time.monotonic() - began
+        finally:
+            reader.close()
+
+    def give(self, connection: socket.socket, request: wire.Request, count: int = -1) -> None:
+        wire.answer(connection, wire.HERE, request.length, time.monotonic() + 1)
+        end = request.offset + (request.length if count < 0 else count)
+        connection.sendall(self.content[request.offset : end])
+
+
+def read(reader: PeerReader, path: str, block: int) -> bytes:
+    file = reader.open(path)
+    buffer = bytearray(block)
+    data = b""
+    while count := file.read_into(memoryview(buffer), len(data)):
+        data += buffer[:count]
+    file.close()
+    return data
+
+
+@pytest.fixture
+def world(tmp_path: Path, free_port) -> Iterator[World]:
+    made = World(tmp_path, free_port())
+    yield made
+    for fake in made.fakes:
+        fake.listener.shutdown(socket.SHUT_RDWR)
+        fake.listener.close()
+    made.board.close()
+
+
+def test_a_file_of_another_nodes_share_comes_from_there(world: World):
+    """In one request, whatever the reader's block, and written down as that node's."""
+    fake = world.node_0(lambda connection, request, _: world.give(connection, request))
+    assert world.read("a", block=77_777)[0] == world.content
+    assert fake.gets == 1
+    assert world.board.bytes_from() == {0: SIZE}
+    assert world.board.givers(0) == {0}
+
+
+def test_its_own_share_comes_from_the_origin(world: World):
+    """Nobody is asked."""
+    assert world.read("b")[0] == world.content
+    assert world.board.bytes_from() == {SOURCE: SIZE}
+
+
+def test_a_node_that_breaks_off_is_asked_again_where_it_stopped(world: World):
+    """One broken connection costs neither the bytes that came nor the node's good name."""
+
+    def behave(connection: socket.socket, request: wire.Request, number: int) -> None:
+        world.give(connection, request, 200_000 if number == 1 else -1)
+        if number == 1:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    fake = world.node_0(behave)
+    assert world.read("a")[0] == world.content
+    assert (fake.gets, world.board.bytes_from()) == (2, {0: SIZE})
+
+
+def test_a_node_that_promises_and_never_gives_is_left(world: World):
+    """The rest comes from the origin; what came is not fetched twice."""
+
+    def behave(connection: socket.socket, request: wire.Request, number: int) -> None:
+        world.give(connection, request, 200_000 if number == 1 else 0)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    world.node_0(behave)
+    assert world.read("a")[0] == world.content
+    assert world.board.bytes_from() == {0: 200_000, SOURCE: SIZE - 200_000}
+    assert not world.board.usable(0)
+
+
+@pytest.mark.parametrize("rate", [0, 20_000])
+def test_a_slow_node_is_left(world: World, rate: int):
+    """Silence, or bytes below the floor, end after a bounded time; the origin goes on at the next byte."""
+
+    def behave(connection: socket.socket, request: wire.Request, _: int) -> None:
+        world.give(connection, request, 100_000)
+        for at in range(100_000, SIZE, 1000):
+            time.sleep(1000 / rate if rate else 5)
+            connection.sendall(world.content[at : at + 1000])
+
+    world.node_0(behave)
+    data, wall_s = world.read("a", block=50_000)
+    assert data == world.content
+    assert wall_s < 5
+    assert SIZE - 200_000 < world.board.bytes_from()[SOURCE] <= SIZE - 100_000
+    assert not world.board.usable(0)
+    _, again_s = world.read("a")  # it is left alone for a while
+    assert again_s < 0.2
+
+
+def test_a_reader_with_a_slow_disk_does_not_blame_the_node(world: World):
+    """Only time spent waiting for bytes counts."""
+    world.node_0(lambda connection, request, _: world.give(connection, request))
+    reader = world.source.connect()
+    file = reader.open("a")
+    buffer = memoryview(bytearray(20_000))
+    for offset in range(0, SIZE, 20_000):
+        assert file.read_into(buffer, offset) == 20_000
+        time.sleep(0.04)
+    file.close()
+    reader.close()
+    assert world.board.bytes_from() == {0: SIZE}
+
+
+def test_a_node_that_gets_on_is_waited_for(world: World):
+    """Far beyond the patience with one that does not."""
+
+    def behave(connection: socket.socket, request: wire.Request, number: int) -> None:
+        if number < 15:
+            time.sleep(0.1)
+            wire.answer(connection, wire.NOT_YET, number * 100_000, time.monotonic() + 1)
+        else:
+            world.give(connection, request)
+
+    world.node_0(behave)
+    data, wall_s = world.read("a")
+    assert (data, world.board.bytes_from()) == (world.content, {0: SIZE})
+    assert wall_s > 3 * PATIENCE.patience_s
+
+
+def test_a_node_that_does_not_get_on_is_left(world: World):
+    """It answers, but receives next to nothing itself."""
+
+    def behave(connection: socket.socket, request: wire.Request, number: int) -> None:
+        time.sleep(0.1)
+        wire.answer(connection, wire.NOT_YET, number * 10, time.monotonic() + 1)
+
+    world.node_0(behave)
+    data, wall_s = world.read("a")
+    assert (data, world.board.bytes_from()) == (world.content, {SOURCE: SIZE})
+    assert PATIENCE.patience_s <= wall_s < 3
+
+
+def test_a_node_that_never_appears_is_not_waited_for_longer_than_that(world: World):
+    """Then the origin gives all, and later files are not waited for again."""
+    data, wall_s = world.read("a")
+    assert (data, world.board.bytes_from()) == (world.content, {SOURCE: SIZE})
+    assert PATIENCE.appear_s - 0.2 < wall_s < 2
+    assert world.read("a")[1] < 0.1
+
+
+def test_a_node_that_no_longer_has_a_file_is_passed_over(world: World):
+    """For this file only."""
+    world.node_0(lambda connection, *_: wire.answer(connection, wire.GONE, 0, time.monotonic() + 1))
+    assert world.read("a")[0] == world.content
+    assert world.board.usable(0)
+
+
+@pytest.mark.parametrize("answer", [b"\1" + (SIZE * 2).to_bytes(8), b"\7" + bytes(8), b"", b"\1\0"])
+def test_nonsense_from_a_node_is_survived(world: World, answer: bytes):
+    """More than was asked for, an unknown kind, half an answer: it is left, and the file is read elsewhere."""
+
+    def behave(connection: socket.socket, *_: object) -> None:
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    world.node_0(behave)
+    assert world.read("a")[0] == world.content
+    assert world.board.bytes_from() == {SOURCE: SIZE}
+
+
+def test_a_distrusted_file_is_read_again_from_the_origin(world: World):
+    """The node that gave it is asked no more; a wrong file of the origin's own cannot be helped."""
+    world.node_0(lambda connection, request, _: world.give(connection, request))
+    reader = world.source.connect()
+    file = reader.open("a")
+    buffer = memoryview(bytearray(SIZE))
+    assert file.read_into(buffer[:1000], 0) == 1000
+    assert file.distrust()
+    got = 0
+    while got < SIZE:
+        got += file.read_into(buffer[got:], got)
+    assert bytes(buffer) == world.content
+    assert not world.board.usable(0)
+    assert world.board.liar[0]
+    file.close()
+    own = reader.open("b")
+    own.read_into(buffer[:1000], 0)
+    assert not own.distrust()
+    own.close()
+    reader.close()
+    assert world.board.bytes_from() == {0: 1000, SOURCE: SIZE + 1000}
+
+
+def test_an_origin_of_another_size_is_refused(world: World, tmp_path: Path):
+    """When its turn comes, also in the middle of a file; and what the manifest does not name is not asked for."""
+    os.truncate(tmp_path / "a", 5)
+    with pytest.raises(DataError, match=f"{SIZE} bytes, the file has 5"):
+        world.read("a")
+    with pytest.raises(DataError, match="does not name"):
+        world.read("../a")
