@@ -175,7 +175,11 @@ def _stage_store(store: Store, to: Path, group: Group | None, how: dict[str, Any
     if group:
         what = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
         raise UsageError(what, where="--fanout", hint="stage it once to shared storage, then from there")
-    return stage_store(store, to, note=lambda text: click.echo(f"pit-stage: note: {text}", err=True), **how)
+    return stage_store(store, to, note=_note, **how)
+
+
+def _note(text: str) -> None:
+    click.echo(f"pit-stage: note: {text}", err=True)
 
 
 def _work(sources: tuple[str, ...], root: Path | None, choice: tuple[str, str, str]) -> Iterator[Work]:
@@ -188,13 +192,13 @@ def _work(sources: tuple[str, ...], root: Path | None, choice: tuple[str, str, s
         if len(sources) > 1 or root or any(choice):
             raise UsageError("- stands alone: the plans say what goes where", hint="pit-stage plan … | pit-stage run -")
         for record in planning.read(sys.stdin):
-            yield planning.Work(resolve(record.source, record.choice), Path(record.root), record.choice)
+            yield planning.Work(resolve(record.source, record.choice, _note), Path(record.root), record.choice)
         return
     if root is None:
         raise UsageError("where to?", where="--to", hint="name the staging folder on this node, such as --to /nvme/pit")
     chosen = Choice(tuple(name for name in arrays.split(",") if name), steps, episodes)
     for text in sources:
-        yield planning.Work(resolve(text, chosen), root, chosen)
+        yield planning.Work(resolve(text, chosen, _note), root, chosen)
 
 
 for command in (stage_cache.list_, stage_cache.check, stage_cache.pin, stage_cache.unpin, stage_cache.evict, sync):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import secrets
 from functools import lru_cache
 from pathlib import Path
@@ -74,13 +75,14 @@ def _libc() -> ctypes.CDLL:
 
 def file_system(path: Path) -> str:
     """The type of the file system that `path` is on, such as `ext4` or `tmpfs`; "" where that is not to be known."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
+    place, found, longest = f"{path.resolve()}/", "", 0
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, described = line.partition(" - ")
-        if mount.split(" ")[2] == number:
-            return described.split(" ")[0]
-    return ""
+        # By place and not by device number: those of Btrfs are not the ones that stat(2) tells.
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4]).rstrip("/") + "/"
+        if place.startswith(point) and len(point) >= longest:  # of two on one place the later hides the earlier
+            found, longest = described.split(" ")[0], len(point)
+    return found
 
 
 def os_error(error: OSError, path: Path) -> PitError:

@@ -28,8 +28,11 @@ class Choice(NamedTuple):
     episodes: str = ""
 
 
+EVERYTHING = Choice()
+
+
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """A Zarr store without a manifest, to be staged. manifest: its files, without digests. notes: what to tell a user.
+    """A Zarr store without a manifest, to be staged. manifest: its files, without digests.
 
     key: 32 hex digits of the source, what it looks like, and the choice; in place of a version until that is known.
     """
@@ -38,19 +41,24 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     survey: Survey
     manifest: Manifest
     key: str
-    notes: tuple[str, ...] = ()
 
 
-def resolve(place: str | Path, choice: Choice = Choice()) -> Dataset | Store:  # noqa: B008 - a constant
-    """What is to be staged. Raises UsageError, DataError, and as the source does."""
+def resolve(
+    place: str | Path, choice: Choice = EVERYTHING, note: Callable[[str], None] = lambda _: None
+) -> Dataset | Store:
+    """What is to be staged. note: is called with what a user should know. Raises UsageError, DataError, and as the
+    source does.
+    """
     if store := _survey(place):
-        return _store(choice, store)
+        return _store(choice, store, note)
     dataset = load(find(place))
-    if choice == Choice():
+    if choice == EVERYTHING:
         return dataset
     found = _apart(
         dataset.source, lambda read: select.subset(dataset.manifest, dataset.version, read, **choice._asdict())
     )
+    for text in found.notes:
+        note(text)
     if found.manifest == dataset.manifest:
         return dataset
     data = manifests.encode(found.manifest)
@@ -82,16 +90,19 @@ def _survey(place: str | Path) -> tuple[Source, Survey] | None:
     return LocalSource(folder=folder), plain.survey(folder)
 
 
-def _store(choice: Choice, found: tuple[Source, Survey]) -> Store:
+def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], None]) -> Store:
     source, survey = found
     manifest = _apart(source, lambda read: plain.describe(survey, read))
-    notes = tuple(f"{path} is left out: it was being written" for path in survey.left_out)
-    if choice != Choice():
+    for path in survey.left_out:
+        note(f"{path} is left out: it was being written")
+    if choice != EVERYTHING:
         part = _apart(source, lambda read: select.subset(manifest, "", read, **choice._asdict()))
-        manifest, notes = part.manifest, notes + part.notes
+        for text in part.notes:
+            note(text)
+        manifest = part.manifest
     # Written again, it is another one, of which nothing that was copied before is any use.
     key = hashlib.sha256(msgspec.json.encode([source.label, survey.signature, *choice])).hexdigest()[:32]
-    return Store(source=source, survey=survey, manifest=manifest, key=key, notes=notes)
+    return Store(source=source, survey=survey, manifest=manifest, key=key)
 
 
 def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pitools.core.errors import DataError
 from pitools.core.files import allocate, os_error
 from pitools.stage.journal import Written, line
-from pitools.stage.local import BLOCK
+from pitools.stage.local import BLOCK, LocalFile
 from pitools.stage.pieces import SMALL, Task
 from pitools.stage.pool import Seat
 from pitools.stage.source import Source, SourceFile
@@ -21,11 +21,12 @@ from pitools.store.manifest import FileEntry
 
 # Published versions do not change; the mode says so to whoever would edit one in place.
 MODE = 0o444
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # What O_DIRECT wants: addresses, offsets and lengths in multiples of the disk's block.
 _ALIGNED = 4096
 _DIRECT_BLOCK = 1 << 20
+_FICLONE = 0x40049409
 
 
 class Range(NamedTuple):
@@ -37,16 +38,18 @@ class Range(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What all workers of one copy know. allocate: give files their blocks before they are written, which is faster
-    than finding them one by one. direct: write large files past the page cache. durable: sync each file.
+    """What all workers of one copy know. bytes_per_s: of all of them together, 0 for no limit.
 
-    bytes_per_s: of all of them together, 0 for no limit.
+    allocate: give files their blocks before they are written, which is faster than finding them one by one. clone:
+    ask the file system to share the source's blocks. direct: write large files past the page cache. durable: sync
+    each file.
     """
 
     source: Source
     files: tuple[FileEntry, ...]
     to: str
     allocate: bool
+    clone: bool
     direct: bool
     durable: bool
     bytes_per_s: float
@@ -91,12 +94,12 @@ class Copier:
             except OSError as error:
                 raise os_error(error, Path(where)) from error
             try:
-                if self._work.allocate:
-                    allocate(descriptor, 0, entry.bytes)
                 if small:
+                    if self._work.allocate:
+                        allocate(descriptor, 0, entry.bytes)
                     _write(descriptor, self._buffer[: entry.bytes], 0)
                 else:
-                    found = self._stream(entry, file, descriptor)
+                    found = self._bring(entry, file, descriptor)
                 if self._work.durable:
                     os.fsync(descriptor)
                 status = os.fstat(descriptor)
@@ -121,6 +124,22 @@ class Copier:
             found = digests.of_bytes(self._buffer[: entry.bytes])
             if self._is_right(entry, found, file):
                 return found
+
+    def _bring(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
+        """A large file, shared with the source where the file system can, else copied; its digest."""
+        if not (self._work.clone and _clone(descriptor, file)):
+            if self._work.allocate:
+                allocate(descriptor, 0, entry.bytes)
+            return self._stream(entry, file, descriptor)
+        # What is judged is the clone, which nobody writes to any more.
+        hasher, at = digests.hasher_for(entry.digest), 0
+        while at < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:BLOCK]], at)):
+            hasher.update(self._buffer[:count])
+            self._count(count)
+            at += count
+        self._compare_size(entry, at)
+        self._is_right(entry, found := hasher.text(), file)
+        return found
 
     def _stream(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
         while True:
@@ -243,6 +262,17 @@ class _Pace:
         while (left := self._due - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))
             seat.moved(0)
+
+
+def _clone(descriptor: int, file: SourceFile) -> bool:
+    """Whether a new file now shares the blocks of a source file, as XFS and Btrfs can."""
+    if not isinstance(file, LocalFile):
+        return False
+    try:
+        fcntl.ioctl(descriptor, _FICLONE, file.fileno())
+    except OSError:
+        return False
+    return True
 
 
 def _write(descriptor: int, view: memoryview, offset: int) -> None:

@@ -22,7 +22,7 @@ from pitools.stage.copier import MODE, NEW, Copier, Range, Work, wrong_digest
 from pitools.stage.journal import Done, Journal, Written, line
 from pitools.stage.local import LocalSource
 from pitools.stage.pieces import SMALL, range_count, tasks
-from pitools.stage.source import Dataset, folders_of
+from pitools.stage.source import Dataset, Source, folders_of
 from pitools.store import digest as digests
 from pitools.store.manifest import FILE_NAME, FileEntry
 
@@ -83,6 +83,7 @@ def copy(
     durable = is_durable(files)
     found = {index: text for index, text in done.files.items() if text}
     ranges = {index: dict[int, bytes]() for index in done.ranges}
+    clone = _may_clone(dataset.source, to)
     # A source that may lie about single files, as peers may, has to be asked again for whole ones: no ranges then.
     own_order = orders.first is None
     plan = [
@@ -90,12 +91,12 @@ def copy(
         for group in orders.first or [range(len(files))]
         for task in tasks(
             files, [index for index in group if index not in done.files and index not in linked], done.ranges,
-            ranged=own_order, in_order=not own_order,
+            ranged=own_order and not clone, in_order=not own_order,
         )
     ]  # fmt: skip
     on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing
     direct = on_disk and any(files[task.files[0]].bytes >= SMALL for task in plan) and _takes_direct(to)
-    work = Work(source, files, str(to), on_disk, direct, durable, orders.bytes_per_s)
+    work = Work(source, files, str(to), on_disk, clone, direct, durable, orders.bytes_per_s)
 
     def take(result: Written | Range) -> None:
         if isinstance(result, Range):
@@ -162,6 +163,13 @@ def _make_folders(to: Path, files: tuple[FileEntry, ...]) -> None:
             (to / folder).mkdir(exist_ok=True)
     except OSError as error:
         raise os_error(error, to) from error
+
+
+def _may_clone(source: Source, to: Path) -> bool:
+    """Whether files there can share blocks with the source's."""
+    if not isinstance(source, LocalSource) or file_system(to) not in ("xfs", "btrfs"):
+        return False
+    return source.folder.stat().st_dev == to.stat().st_dev
 
 
 def _takes_direct(to: Path) -> bool:

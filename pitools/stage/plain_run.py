@@ -54,8 +54,6 @@ def stage_store(
         return found
 
     require_safe(root, reading=True)
-    for text in store.notes:
-        note(text)
     if found := stands():
         return record_of(found, object_path(root, found.version), "present", None, started, verified=verify)
     prepare(root)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pitools.core.errors import PitError, UsageError
+from msgspec import structs
+
+from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage import records
 from pitools.stage.evict import quarantine
 from pitools.stage.root import OBJECTS, object_path
 from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.source import Dataset, load, source_of
 from pitools.stage.verify import Finding
 
 
@@ -51,7 +53,7 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
     try:
         if not source:
             return say("quarantined", "it is not known where it came from: stage it again", quarantine(root, version))
-        dataset = load(source)
+        dataset = _wanted(path, version, source)
         if dataset.version != version:
             return say("failed", f"its source holds version {dataset.version} now")
         if os.path.realpath(source) == os.path.realpath(path):
@@ -60,3 +62,16 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
     except PitError as error:
         return say("failed", str(error))
     return say("repaired")
+
+
+def _wanted(path: Path, version: str, source: str) -> Dataset:
+    """The version, to be read from its source: by its own manifest where that is good, which a part of a version, or a
+    store without one, has nowhere else.
+    """
+    try:
+        own = load(path)
+    except DataError:
+        own = None
+    if own and own.version == version:
+        return structs.replace(own, source=source_of(source))
+    return load(source)

@@ -149,7 +149,10 @@ def _replace(
         moved = fill(dataset, root, orders, limits, advance=advance)
         new = seal(partial_path(root, dataset.version), dataset)
         # First, because a set without a record is one of unknown source, which is never evicted.
-        records.write(root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes)
+        records.write(
+            root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
+            signature=records.read(root, dataset.version).signature,
+        )  # fmt: skip
         publish_new(new, final, root)
         journal_path(root, dataset.version).unlink(missing_ok=True)
     except (DataError, NoSpace):

@@ -110,6 +110,15 @@ def is_url(place: str | Path) -> bool:
     return isinstance(place, str) and "://" in place
 
 
+def source_of(label: str) -> Source:
+    """The source that calls itself `label`. Raises UsageError for a URL that is none."""
+    if is_url(label):
+        from pitools.stage import remote
+
+        return remote.RemoteSource(label)
+    return LocalSource(folder=Path(label))
+
+
 def load(place: str | Path) -> Dataset:
     """Read and check the manifest of a version's folder, or of a URL of one.
 

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.core import proc
+from pitools.core.errors import DataError
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.verify import check
+
+FILES = {"zarr.json": b"{}", **{f"c/{i}": os.urandom(3_000_000 + i) for i in range(6)}}
+MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes and mounts a file system of a kind in a file, where this machine allows it."""
+    mounted: list[Path] = []
+
+    def mount(kind: str) -> Path:
+        place, image = tmp_path / f"disk{len(mounted)}", tmp_path / f"image{len(mounted)}"
+        place.mkdir()
+        if kind == "tmpfs":
+            done = proc.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(place)], timeout_s=10)
+        else:
+            if not shutil.which(MAKE[kind][0]):
+                pytest.skip(f"{MAKE[kind][0]} is not installed")
+            image.touch()
+            os.truncate(image, 400 << 20)
+            proc.run([*MAKE[kind], str(image)], timeout_s=60)
+            done = proc.run(["mount", "-o", "loop", str(image), str(place)], timeout_s=30)
+        if done.code:
+            pytest.skip(f"cannot mount {kind} here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        proc.run(["umount", str(place)], timeout_s=30)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "btrfs"])
+def test_a_set_arrives_on_any_file_system(kind: str, disk, make_dataset):
+    """From another file system onto this one, large and small files, whole and equal."""
+    place = disk(kind)
+    record = stage(load(make_dataset(FILES)), place / "pit")
+    *findings, _ = check(place / "pit", readers=2)
+    assert findings == []
+    assert record.copied_bytes == sum(map(len, FILES.values()))
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_blocks_are_shared_where_the_file_system_can(kind: str, disk, build):
+    """On one XFS or Btrfs a set takes no room of its own; it is verified all the same."""
+    place = disk(kind)
+    source = build(place / "data", FILES)
+    os.sync()
+    before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    record = stage(load(source), place / "pit")
+    os.sync()
+    taken = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    assert taken < record.bytes / 3
+    assert not (source / "c/0").samefile(Path(record.path) / "c/0")
+    shutil.rmtree(source)
+    *findings, _ = check(place / "pit", readers=2)
+    assert findings == []
+
+
+def test_a_damaged_source_is_found_through_a_clone_too(disk, build):
+    """Sharing blocks shares the damage: it is read, and refused."""
+    place = disk("xfs")
+    source = build(place / "data", FILES)
+    with (source / "c/3").open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"xxxx")
+    with pytest.raises(DataError) as error:
+        stage(load(source), place / "pit")
+    assert error.value.where == str(source / "c/3")
+    assert os.listdir(place / "pit/objects") == []
