@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import re
-import secrets
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
     Raises NoSpace or ClusterError when the folder cannot take it.
     """
     payload = data.encode() if isinstance(data, str) else data
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from pitools.stage import plain, select
+from pitools.core.errors import DataError
 from pitools.stage.local import LocalSource, reading
-from pitools.stage.plain import Survey
 from pitools.stage.source import Dataset, Source, find, is_url, load
 from pitools.store import manifest as manifests
-from pitools.store.manifest import Manifest
+from pitools.store.manifest import FILE_NAME, Manifest
+
+if TYPE_CHECKING:
+    from pitools.stage.plain import Survey
 
 T = TypeVar("T")
+# By what a folder is seen to be a Zarr store.
+_MARKS = ("zarr.json", ".zgroup", ".zarray")
 
 
 class Choice(NamedTuple):
@@ -54,6 +60,8 @@ def resolve(
     dataset = load(find(place))
     if choice == EVERYTHING:
         return dataset
+    from pitools.stage import select
+
     found = _apart(
         dataset.source, lambda read: select.subset(dataset.manifest, dataset.version, read, **choice._asdict())
     )
@@ -67,6 +75,8 @@ def resolve(
 
 def survey_again(store: Store) -> Survey:
     """The store as it is now. Raises DataError when it is none any more."""
+    from pitools.stage import plain
+
     found = _survey(store.source.label)
     if found is None:
         raise plain.changed(store.source.label)
@@ -76,21 +86,33 @@ def survey_again(store: Store) -> Survey:
 def _survey(place: str | Path) -> tuple[Source, Survey] | None:
     """A store without a manifest; None for what has one, or is no store at all."""
     if is_url(place):
-        from pitools.stage import remote
-
-        listed = remote.listing(str(place))
-        if not plain.is_store({entry.path for entry in listed if "/" not in entry.path}):
-            return None
-        source = remote.listed_source(str(place), listed)
-        return source, plain.survey_listing(source.url.rstrip("/").rpartition("/")[2], listed, source.url)
+        return _survey_url(str(place))
     folder = Path(place).absolute()
     with reading(folder):
-        if not folder.is_dir() or not plain.is_store(entry.name for entry in folder.iterdir()):
+        # `lexists`: whatever is called manifest.json makes it a version, though perhaps a broken one.
+        if os.path.lexists(folder / FILE_NAME) or not any((folder / mark).exists() for mark in _MARKS):
             return None
+    from pitools.stage import plain
+
     return LocalSource(folder=folder), plain.survey(folder)
 
 
+def _survey_url(url: str) -> tuple[Source, Survey] | None:
+    from pitools.stage import plain, remote
+
+    with contextlib.suppress(DataError):
+        remote.find(url)  # which is quick, and a listing of a large version is not
+        return None
+    listed = remote.listing(url)
+    if not plain.is_store({entry.path for entry in listed if "/" not in entry.path}):
+        return None
+    source = remote.listed_source(url, listed)
+    return source, plain.survey_listing(source.url.rpartition("/")[2], listed, source.url)
+
+
 def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], None]) -> Store:
+    from pitools.stage import plain, select
+
     source, survey = found
     manifest = _apart(source, lambda read: plain.describe(survey, read))
     for path in survey.left_out:
@@ -107,6 +129,8 @@ def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], N
 
 def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
     """Do work that reads files of a source; in a process of its own where the source's library forbids a fork later."""
+
+    from pitools.stage import plain
 
     def here() -> T:
         reader = source.connect()

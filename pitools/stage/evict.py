@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +105,7 @@ def eviction(item: Item, n_bytes: int, reason: str, *, dry_run: bool) -> Evictio
 def quarantine(root: Path, version: str) -> Path:
     """Move a damaged set to where nobody takes it for a good one; its new place. Raises TryLater, ClusterError."""
     item = Item(version, object_path(root, version))
-    to = root / QUARANTINE / f"{version}.{secrets.token_hex(4)}"
+    to = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
     with _alone(root, item) as refused:
         if refused:
             raise TryLater(refused, where=str(item.path))

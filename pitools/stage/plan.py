@@ -11,7 +11,6 @@ import msgspec
 
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
-from pitools.stage import plain_run
 from pitools.stage.choose import Choice, Store
 from pitools.stage.root import free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.source import Dataset
@@ -61,7 +60,7 @@ def plan(work: Iterable[Work]) -> Iterator[Plan]:
     for what, to, choice in work:
         root = to.absolute()
         require_safe(root)
-        found = plain_run.standing(what, root) if isinstance(what, Store) else what
+        found = _standing(what, root) if isinstance(what, Store) else what
         version = found.version if found else ""
         final = object_path(root, version) if version else root
         present = found is not None and looks_whole(final, found)
@@ -83,6 +82,12 @@ def plan(work: Iterable[Work]) -> Iterator[Plan]:
             **choice._asdict(),
         )
         taken[root] = taken.get(root, 0) + needed
+
+
+def _standing(store: Store, root: Path) -> Dataset | None:
+    from pitools.stage.plain_run import standing
+
+    return standing(store, root)
 
 
 def read(lines: Iterable[str]) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,11 +54,9 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
     try:
         if not source:
             return say("quarantined", "it is not known where it came from: stage it again", quarantine(root, version))
-        dataset = _wanted(path, version, source)
-        if dataset.version != version:
-            return say("failed", f"its source holds version {dataset.version} now")
         if os.path.realpath(source) == os.path.realpath(path):
             return say("failed", "its source is the damaged set itself")
+        dataset = _wanted(path, version, source)
         stage(dataset, root, verify=True, readers=readers)
     except PitError as error:
         return say("failed", str(error))
@@ -66,12 +65,20 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
 
 def _wanted(path: Path, version: str, source: str) -> Dataset:
     """The version, to be read from its source: by its own manifest where that is good, which a part of a version, or a
-    store without one, has nowhere else.
+    store without one, has nowhere else. Raises DataError when the source holds another version by now.
     """
-    try:
-        own = load(path)
-    except DataError:
+    own, there = _loaded(path), _loaded(source)
+    if own and own.version != version:
         own = None
-    if own and own.version == version:
+    expected = own.manifest.subset.parent if own and own.manifest.subset else version
+    if there and there.version != expected:
+        raise DataError(f"its source holds version {there.version} now")
+    if own:
         return structs.replace(own, source=source_of(source))
-    return load(source)
+    return there or load(source)
+
+
+def _loaded(place: str | Path) -> Dataset | None:
+    with contextlib.suppress(DataError):
+        return load(place)
+    return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import socket
 import stat
@@ -197,7 +196,7 @@ def holder(root: Path, version: str) -> Holder | None:
 def move_aside(path: Path, root: Path) -> Path:
     """Take something out of readers' sight, to where `sweep` removes it. Call with its version's lock held."""
     # Named as `store/publish.py` names its folders.
-    aside = f"{path.name}.old.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    aside = f"{path.name}.old.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         os.rename(path, root / TEMPORARY / aside)
     except OSError as error:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ def publish(temporary: Path, final: Path) -> bool:
 def _create(home: Path, name: str) -> tuple[Path, int]:
     """A new folder and the descriptor that holds its lock, by which others see that its maker lives."""
     for attempts_left in reversed(range(10)):
-        temporary = home / f"{name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        temporary = home / f"{name}.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             home.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
