@@ -59,7 +59,7 @@ def jobs(count: int) -> list[tuple[str, int]]:
 
 def ours(ranges: Sequence[tuple[str, int]], threads: int) -> Fetch:
     """What a staging process does: threads, each with its reader, its files and its buffer."""
-    from pitools.stage.remote import RemoteSource
+    from pitools.stage.objectstore.remote import RemoteSource
 
     source, calls, done = RemoteSource(f"s3://{BUCKET}"), queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
 
@@ -299,7 +299,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    sys.path.insert(0, str(HERE.parent / "tests" / "stage"))
+    sys.path.insert(0, str(HERE.parent / "tests" / "stage" / "objectstore"))
     from bench import report
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

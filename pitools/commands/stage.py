@@ -21,9 +21,9 @@ from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.core.progress import Advance
+    from pitools.stage.cache.lock import Holder
     from pitools.stage.choose import Store
     from pitools.stage.fanout.group import Group
-    from pitools.stage.lock import Holder
     from pitools.stage.plan import Work
     from pitools.stage.run import Stage
     from pitools.store.manifest import Manifest
@@ -104,9 +104,9 @@ def run(
     import msgspec
 
     from pitools.core.files import os_error, write_atomic
+    from pitools.stage.cache.space import Limits
     from pitools.stage.choose import Store
     from pitools.stage.run import stage
-    from pitools.stage.space import Limits
 
     work = _work(sources, root, (arrays, steps, episodes))
     if dry_run:
@@ -143,7 +143,7 @@ def run(
 def _bar(manifest: Manifest) -> Iterator[tuple[Advance, Callable[[int], None], Callable[[Holder], None]]]:
     """What shows progress: of bytes, of files, and of another process that is waited for."""
     from pitools.core.progress import bar
-    from pitools.stage.lock import who
+    from pitools.stage.cache.lock import who
 
     told = 0
 
@@ -170,7 +170,7 @@ def _group() -> Group:
 
 
 def _stage_store(store: Store, to: Path, group: Group | None, how: dict[str, Any]) -> Stage:
-    from pitools.stage.plain_run import stage_store
+    from pitools.stage.plain.run import stage_store
 
     if group:
         what = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"

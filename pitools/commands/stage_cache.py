@@ -15,7 +15,7 @@ from pitools.core.errors import NoSpace, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.stage.evict import Eviction
+    from pitools.stage.cache.evict import Eviction
     from pitools.stage.verify import Finding
 
 _LIST_COLUMNS = ("dataset", "version", "state", "bytes", "last_used", "leased", "locked", "pinned", "source")
@@ -27,7 +27,7 @@ _EVICT_COLUMNS = ("version", "state", "bytes", "reason", "path")
 @format_option
 def list_(root: Path, form: str) -> None:
     """The dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
-    from pitools.stage.listing import staged
+    from pitools.stage.cache.listing import staged
 
     with Output(form, _LIST_COLUMNS) as out:
         for record in staged(root):
@@ -64,8 +64,8 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
 
     VERSION is one, the beginning of one, or a dataset's name. Exit 1 when a named one stays.
     """
-    from pitools.stage import evict as evicting
-    from pitools.stage import listing
+    from pitools.stage.cache import evict as evicting
+    from pitools.stage.cache import listing
 
     if bool(versions) == bool(need):
         raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
@@ -94,7 +94,7 @@ def check(path: Path, mend: bool, readers: int | None, form: str) -> int:
     damaged set, and exit 1 when one is not repaired. A set of which nobody knows where it came from is moved to
     ROOT/.quarantine.
     """
-    from pitools.stage.pool import default_readers
+    from pitools.stage.engine.pool import default_readers
     from pitools.stage.verify import Check, Finding
     from pitools.stage.verify import check as judge
 
@@ -136,7 +136,7 @@ def _repair(root: Path, damaged: dict[str, list[Finding]], readers: int, form: s
 
 
 def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> None:
-    from pitools.stage import listing, records
+    from pitools.stage.cache import listing, records
 
     _require_root(root)
     with Output(form, _LIST_COLUMNS) as out:
@@ -146,8 +146,8 @@ def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> N
 
 
 def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
-    from pitools.stage import evict as evicting
-    from pitools.stage import space
+    from pitools.stage.cache import evict as evicting
+    from pitools.stage.cache import space
 
     done = space.make_room(root, lambda _: space.Lack(0, size - space.available_bytes(root)), dry_run=dry_run)
     for item, n_bytes in done.gone:
@@ -159,7 +159,7 @@ def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_ru
 
 
 def _require_root(root: Path) -> None:
-    from pitools.stage import root as roots
+    from pitools.stage.cache import root as roots
 
     if not (root / roots.OBJECTS).is_dir():
         raise UsageError("not a staging root", where=str(root), hint="give what `pit-stage run --to` was given")

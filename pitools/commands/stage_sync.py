@@ -18,8 +18,8 @@ from pitools.core.errors import ClusterError, PitError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.stage.metrics import Totals
-    from pitools.stage.sync import Sync
+    from pitools.stage.sync.metrics import Totals
+    from pitools.stage.sync.run import Sync
 
 _COLUMNS = ("rule", "action", "dataset", "version", "bytes", "copied_bytes", "path")
 _FILE = click.Path(path_type=Path)
@@ -44,9 +44,9 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     that changed nothing, and one line of another. While a run is at work another of the same policy does nothing,
     with exit code 0; --metrics shows how long ago the last success was.
     """
-    from pitools.stage import policy as policies
-    from pitools.stage.metrics import Totals
-    from pitools.stage.sync import Running, Sync, alone
+    from pitools.stage.sync import policy as policies
+    from pitools.stage.sync.metrics import Totals
+    from pitools.stage.sync.run import Running, Sync, alone
 
     timeout_s = units.seconds(timeout)
     quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
@@ -103,13 +103,13 @@ class _Book:
         return time.time() - self._began
 
     def begin(self) -> None:
-        from pitools.stage import metrics
+        from pitools.stage.sync import metrics
 
         self._try(lambda path: metrics.started(path, self._policy, self._began))
 
     def end(self, totals: Totals, code: int) -> int:
         """The exit code: where all else is well, that of metrics which could not be written."""
-        from pitools.stage import metrics
+        from pitools.stage.sync import metrics
 
         self._try(lambda path: metrics.ended(path, self._policy, totals, code, began=self._began, now=time.time()))
         return code or self._failed

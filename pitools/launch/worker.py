@@ -27,7 +27,7 @@ from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.launch import env, rendezvous
 from pitools.launch.plan import Plan
 from pitools.run import folder
-from pitools.stage import lease
+from pitools.stage.cache import lease
 
 JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
 NOT_MET, MISPLACED, NO_DATA = 90, 91, 92

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from pitools.core.errors import DataError, ToolMissing, UsageError
-from pitools.stage.plain import BOUNDARIES
+from pitools.stage.plain.stores import BOUNDARIES
 from pitools.store import keys, shard
 from pitools.store.manifest import Manifest
 from pitools.store.shard import ABSENT

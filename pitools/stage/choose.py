@@ -19,7 +19,7 @@ from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, Manifest
 
 if TYPE_CHECKING:
-    from pitools.stage.plain import Survey
+    from pitools.stage.plain.stores import Survey
 
 T = TypeVar("T")
 # By what a folder is seen to be a Zarr store.
@@ -75,11 +75,11 @@ def resolve(
 
 def survey_again(store: Store) -> Survey:
     """The store as it is now. Raises DataError when it is none any more."""
-    from pitools.stage import plain
+    from pitools.stage.plain import stores
 
     found = _survey(store.source.label)
     if found is None:
-        raise plain.changed(store.source.label)
+        raise stores.changed(store.source.label)
     return found[1]
 
 
@@ -92,29 +92,31 @@ def _survey(place: str | Path) -> tuple[Source, Survey] | None:
         # `lexists`: whatever is called manifest.json makes it a version, though perhaps a broken one.
         if os.path.lexists(folder / FILE_NAME) or not any((folder / mark).exists() for mark in _MARKS):
             return None
-    from pitools.stage import plain
+    from pitools.stage.plain import stores
 
-    return LocalSource(folder=folder), plain.survey(folder)
+    return LocalSource(folder=folder), stores.survey(folder)
 
 
 def _survey_url(url: str) -> tuple[Source, Survey] | None:
-    from pitools.stage import plain, remote
+    from pitools.stage.objectstore import remote
+    from pitools.stage.plain import stores
 
     with contextlib.suppress(DataError):
         remote.find(url)  # which is quick, and a listing of a large version is not
         return None
     listed = remote.listing(url)
-    if not plain.is_store({entry.path for entry in listed if "/" not in entry.path}):
+    if not stores.is_store({entry.path for entry in listed if "/" not in entry.path}):
         return None
     source = remote.listed_source(url, listed)
-    return source, plain.survey_listing(source.url.rpartition("/")[2], listed, source.url)
+    return source, stores.survey_listing(source.url.rpartition("/")[2], listed, source.url)
 
 
 def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], None]) -> Store:
-    from pitools.stage import plain, select
+    from pitools.stage import select
+    from pitools.stage.plain import stores
 
     source, survey = found
-    manifest = _apart(source, lambda read: plain.describe(survey, read))
+    manifest = _apart(source, lambda read: stores.describe(survey, read))
     for path in survey.left_out:
         note(f"{path} is left out: it was being written")
     if choice != EVERYTHING:
@@ -130,17 +132,17 @@ def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], N
 def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
     """Do work that reads files of a source; in a process of its own where the source's library forbids a fork later."""
 
-    from pitools.stage import plain
+    from pitools.stage.plain import stores
 
     def here() -> T:
         reader = source.connect()
         try:
-            return work(lambda path: plain.read_whole(reader, path))
+            return work(lambda path: stores.read_whole(reader, path))
         finally:
             reader.close()
 
     if isinstance(source, LocalSource):
         return here()
-    from pitools.stage import remote
+    from pitools.stage.objectstore import remote
 
     return remote.apart(lambda _: here())

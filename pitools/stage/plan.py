@@ -11,8 +11,8 @@ import msgspec
 
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
+from pitools.stage.cache.root import free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.choose import Choice, Store
-from pitools.stage.root import free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.source import Dataset
 from pitools.stage.verify import looks_whole
 
@@ -85,7 +85,7 @@ def plan(work: Iterable[Work]) -> Iterator[Plan]:
 
 
 def _standing(store: Store, root: Path) -> Dataset | None:
-    from pitools.stage.plain_run import standing
+    from pitools.stage.plain.run import standing
 
     return standing(store, root)
 

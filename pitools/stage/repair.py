@@ -12,9 +12,9 @@ from msgspec import structs
 
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
-from pitools.stage import records
-from pitools.stage.evict import quarantine
-from pitools.stage.root import OBJECTS, object_path
+from pitools.stage.cache import records
+from pitools.stage.cache.evict import quarantine
+from pitools.stage.cache.root import OBJECTS, object_path
 from pitools.stage.run import stage
 from pitools.stage.source import Dataset, load, source_of
 from pitools.stage.verify import Finding

@@ -16,12 +16,9 @@ from pitools.core.errors import DataError, NoSpace
 from pitools.core.files import os_error
 from pitools.core.progress import Advance
 from pitools.core.record import Record
-from pitools.stage import records
-from pitools.stage.copy import Orders, readers_for
-from pitools.stage.fill import Moved, discard, fill, seal
-from pitools.stage.local import LocalSource
-from pitools.stage.lock import Holder, Tell
-from pitools.stage.root import (
+from pitools.stage.cache import records
+from pitools.stage.cache.lock import Holder, Tell
+from pitools.stage.cache.root import (
     journal_path,
     locked,
     move_aside,
@@ -30,8 +27,11 @@ from pitools.stage.root import (
     prepare,
     require_safe,
 )
+from pitools.stage.cache.space import Limits
+from pitools.stage.engine.copy import Orders, readers_for
+from pitools.stage.engine.fill import Moved, discard, fill, seal
+from pitools.stage.local import LocalSource
 from pitools.stage.source import Dataset
-from pitools.stage.space import Limits
 from pitools.stage.verify import is_whole, looks_whole
 from pitools.store.publish import publish
 

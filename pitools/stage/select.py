@@ -18,7 +18,7 @@ from msgspec import structs
 
 from pitools.core.errors import DataError, UsageError, nearest
 from pitools.stage import boundaries
-from pitools.stage.plain import BOUNDARIES
+from pitools.stage.plain.stores import BOUNDARIES
 from pitools.store import keys, zarr
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import EPISODE_PREFIX, FileEntry, Manifest, Subset

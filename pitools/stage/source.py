@@ -73,7 +73,7 @@ def find(place: str | Path) -> str | Path:
     Raises UsageError when it is no folder or holds several versions, DataError when it holds none, else as its source.
     """
     if is_url(place):
-        from pitools.stage import remote
+        from pitools.stage.objectstore import remote
 
         return remote.find(str(place))
     return find_folder(Path(place))
@@ -113,7 +113,7 @@ def is_url(place: str | Path) -> bool:
 def source_of(label: str) -> Source:
     """The source that calls itself `label`. Raises UsageError for a URL that is none."""
     if is_url(label):
-        from pitools.stage import remote
+        from pitools.stage.objectstore import remote
 
         return remote.RemoteSource(label)
     return LocalSource(folder=Path(label))
@@ -125,7 +125,7 @@ def load(place: str | Path) -> Dataset:
     Raises DataError when there is none, or it is not of the folder's name, else as its source does.
     """
     if is_url(place):
-        from pitools.stage import remote
+        from pitools.stage.objectstore import remote
 
         return remote.load(str(place))
     folder = Path(place)

@@ -16,10 +16,10 @@ from msgspec import structs
 from pitools.core.errors import ClusterError, DataError
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
-from pitools.stage import pool
+from pitools.stage.cache.root import OBJECTS
+from pitools.stage.engine import pool
+from pitools.stage.engine.pieces import Task, tasks
 from pitools.stage.local import LocalSource, reading
-from pitools.stage.pieces import Task, tasks
-from pitools.stage.root import OBJECTS
 from pitools.stage.source import Dataset, SourceFile, find_folder, load, versions
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import FILE_NAME, FileEntry

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from pitools.core import proc
-from pitools.stage import lease
+from pitools.stage.cache import lease
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.store import digest, manifest

@@ -24,7 +24,7 @@ from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
 from pitools.stage import boundaries
 from pitools.stage.local import LocalSource
-from pitools.stage.plain import describe, read_whole, survey
+from pitools.stage.plain.stores import describe, read_whole, survey
 from pitools.stage.select import Selection, subset
 from pitools.store import keys, manifest
 from pitools.store import zarr as metadata

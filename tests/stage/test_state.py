@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pitools.stage import plan as planning
-from pitools.stage.listing import staged
+from pitools.stage.cache.listing import staged
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import check

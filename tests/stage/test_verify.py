@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.stage.listing import staged
+from pitools.stage.cache.listing import staged
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import Check, Finding, check

@@ -1,0 +1,163 @@
+"""Take sets away to make room, the least recently used first, and never one that is needed or cannot come back.
+
+A set stays while a process leases it, stages or repairs it, while it is pinned, where it is not known where it came
+from, and for a while after its last use. It goes with its lock and its lease file held alone, by a rename: a reader
+has the whole set or none. Clocks only decide the order and the while, which is no promise but a courtesy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pitools.core.errors import TryLater
+from pitools.core.files import os_error, sync_dir
+from pitools.core.record import Record
+from pitools.stage.cache import lease, records
+from pitools.stage.cache.listing import partials, total, usage
+from pitools.stage.cache.lock import GLANCE_S, flock, open_kept
+from pitools.stage.cache.root import (
+    LEASES,
+    OBJECTS,
+    QUARANTINE,
+    journal_path,
+    move_aside,
+    object_path,
+    sweep,
+    try_locked,
+)
+
+# Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
+GRACE_S = 600.0
+
+LOCKED, LEASED = "another process stages, repairs or evicts it", "leased by a running process"
+PINNED, UNKNOWN = "pinned", "it is not known where it came from"
+RECENT, GONE = "used a moment ago", "it is not there any more"
+
+
+class Item(NamedTuple):
+    """What may go: a set, or an unfinished copy that nobody goes on with."""
+
+    version: str
+    path: Path
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is a set, not an unfinished copy."""
+        return self.path.parent.name == OBJECTS
+
+
+class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
+    """What became of a set or an unfinished copy. state: `evictable` says a dry run. reason: why it is `kept`."""
+
+    version: str
+    path: str
+    state: Literal["evicted", "evictable", "kept"]
+    bytes: int
+    reason: str
+
+
+def items(root: Path) -> list[Item]:
+    """All that stands at a root in the order in which it would go: unfinished copies, then sets by last use."""
+    left = [Item(path.name.removesuffix(".partial"), path) for path in partials(root)]
+    try:
+        sets = [Item(path.name, path) for path in (root / OBJECTS).iterdir()]
+    except OSError as error:
+        raise os_error(error, root / OBJECTS) from error
+    return left + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
+
+
+def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False) -> str:
+    """Take one thing away; "" when it is gone (or would be, with `dry_run`), else why it stays.
+
+    grace_s: how long a set stays after its last use. force: also one of unknown source. Raises ClusterError, TryLater.
+    """
+    with _alone(root, item) as refused:
+        reason = refused or (_reason(root, item.version, grace_s, force=force) if item.is_set else "")
+        if reason or dry_run:
+            return reason
+        if not os.path.lexists(item.path):
+            return GONE
+        if not item.is_set:
+            journal_path(root, item.version).unlink(missing_ok=True)  # first: it must not say more than is there
+        move_aside(item.path, root)
+        if item.is_set:
+            records.remove(root, item.version)
+    try:
+        sync_dir(item.path.parent)  # after power loss it must not stand again, half removed
+    except OSError as error:
+        raise os_error(error, item.path) from error
+    sweep(root, item.version)
+    return ""
+
+
+def evict_version(root: Path, version: str, *, force: bool = False, dry_run: bool = False) -> Iterator[Eviction]:
+    """Take away all that stands of a version somebody named, however lately it was used. Raises as `evict`."""
+    for item in items(root):
+        if item.version == version:
+            n_bytes = total([usage(item.path)])
+            yield eviction(item, n_bytes, evict(root, item, grace_s=0, force=force, dry_run=dry_run), dry_run=dry_run)
+
+
+def eviction(item: Item, n_bytes: int, reason: str, *, dry_run: bool) -> Eviction:
+    """The record of what `evict` answered."""
+    state: Literal["evicted", "evictable", "kept"] = "kept" if reason else "evictable" if dry_run else "evicted"
+    return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
+
+
+def quarantine(root: Path, version: str) -> Path:
+    """Move a damaged set to where nobody takes it for a good one; its new place. Raises TryLater, ClusterError."""
+    item = Item(version, object_path(root, version))
+    to = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
+    with _alone(root, item) as refused:
+        if refused:
+            raise TryLater(refused, where=str(item.path))
+        try:
+            os.rename(item.path, to)
+            sync_dir(item.path.parent)
+        except OSError as error:
+            raise os_error(error, item.path) from error
+    return to
+
+
+@contextmanager
+def _alone(root: Path, item: Item) -> Iterator[str]:
+    """Hold a version's lock, and of a set the lease file as well, if nobody else does; yields who does, else ""."""
+    with try_locked(root, item.version) as had:
+        if not had or not item.is_set:
+            yield "" if had else LOCKED
+            return
+        path = root / LEASES / item.version
+        try:
+            descriptor = open_kept(path)
+        except OSError as error:
+            raise os_error(error, path) from error
+        try:
+            if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S):
+                yield ""
+            else:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # for those who may only read
+                yield LEASED
+        finally:
+            os.close(descriptor)
+
+
+def _reason(root: Path, version: str, grace_s: float, *, force: bool) -> str:
+    record = records.read(root, version)
+    if record.pinned:
+        return PINNED
+    if not record.source and not force:
+        return UNKNOWN
+    age_s = time.time() - lease.last_used(root, version)
+    if grace_s > 0 and age_s < 0:
+        # Used in the future: a clock was wrong, now or then. It counts as used now, so that it ages from here on.
+        with contextlib.suppress(OSError):
+            os.utime(root / LEASES / version)
+    return RECENT if grace_s > 0 and age_s < grace_s else ""

@@ -1,0 +1,119 @@
+"""Leases: a set is not removed while a process holds its lease file with flock LOCK_SH, which any death ends.
+
+A lease is as good from a shell: `flock --shared ROOT/.leases/VERSION command`. The file's mtime is the last use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
+from pitools.stage.cache.lock import flock
+from pitools.stage.cache.root import LEASES, OBJECTS, require_safe, touch_lease
+
+# An evictor holds the file alone only while it renames.
+_TIMEOUT_S = 10.0
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@contextmanager
+def lease(path: Path, *, inheritable: bool = False, use: bool = True) -> Iterator[Path]:
+    """Keep the set at `<root>/objects/<version>` where it is, for as long as the block runs; yields its path.
+
+    use: its last use is now, and again at the end. Raises as `hold`.
+    """
+    descriptor = hold(path, inheritable=inheritable, use=use)
+    try:
+        yield path
+    finally:
+        if use:
+            _used_now(descriptor)
+        # Closed, not unlocked: loader processes that were forked meanwhile keep the lease until they end as well.
+        os.close(descriptor)
+
+
+def hold(path: Path, *, inheritable: bool = False, use: bool = True) -> int:
+    """A descriptor that leases the set at `path` until it, and every copy of it, is closed.
+
+    inheritable: a program that this process becomes or starts, with descriptors kept open, has the lease too.
+    Raises DataError when no set stands there, TryLater, UsageError, ClusterError.
+    """
+    root, version = split(path)
+    require_safe(root, reading=True)
+    descriptor = _open(root, version)
+    try:
+        if not flock(descriptor, fcntl.LOCK_SH, timeout_s=_TIMEOUT_S):
+            raise TryLater("its lease file is locked by another process", where=str(root / LEASES / version))
+        # Only now: an evictor may have been faster, and none can come from here on.
+        if not _stands(path):
+            raise DataError("no set is staged there", where=str(path), hint="stage it: pit-stage run SOURCE --to ROOT")
+        if use:
+            _used_now(descriptor)
+        os.set_inheritable(descriptor, inheritable)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def split(path: Path) -> tuple[Path, str]:
+    """Root and version of `<root>/objects/<version>`. Raises UsageError when it is no such path."""
+    path = path.absolute()
+    if path.parent.name != OBJECTS:
+        raise UsageError("not a staged set", where=str(path), hint="give the path that `pit-stage run` answered")
+    return path.parent.parent, path.name
+
+
+def is_leased(root: Path, version: str) -> bool:
+    """Whether anybody holds a lease of a version, as far as this user may see."""
+    try:
+        descriptor = os.open(root / LEASES / version, _READ)
+    except OSError:
+        return False
+    try:
+        return not flock(descriptor, fcntl.LOCK_EX, timeout_s=0)
+    finally:
+        os.close(descriptor)
+
+
+def last_used(root: Path, version: str) -> float:
+    """When a version was last staged or leased, in seconds since 1970; 0 where that is not known."""
+    try:
+        return (root / LEASES / version).lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _open(root: Path, version: str) -> int:
+    path = root / LEASES / version
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, _READ)
+        if not _stands(root / OBJECTS / version):
+            hint = "stage it: pit-stage run SOURCE --to ROOT"
+            raise DataError("no set is staged there", where=str(root / OBJECTS / version), hint=hint)
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # a root from before there were leases
+        touch_lease(root, version)
+        return os.open(path, _READ)
+    except OSError as error:
+        hint = "is the root shared, and was it staged by this version of pitools?"
+        raise ClusterError(f"its lease file cannot be opened: {error.strerror}", where=str(path), hint=hint) from error
+
+
+def _stands(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _used_now(descriptor: int) -> None:
+    # Who may only read the root cannot say so; the evictor that finds the lease held says it for them.
+    with contextlib.suppress(OSError):
+        os.utime(descriptor)

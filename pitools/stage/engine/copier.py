@@ -1,0 +1,299 @@
+"""What one worker thread does: read a file or a range of one, hash it, write it, and compare."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core.errors import DataError
+from pitools.core.files import allocate, os_error
+from pitools.stage.engine.journal import Written, line
+from pitools.stage.engine.pieces import SMALL, Task
+from pitools.stage.engine.pool import Seat
+from pitools.stage.local import BLOCK, LocalFile
+from pitools.stage.source import Source, SourceFile
+from pitools.store import digest as digests
+from pitools.store.manifest import FileEntry
+
+# Published versions do not change; the mode says so to whoever would edit one in place.
+MODE = 0o444
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# What O_DIRECT wants: addresses, offsets and lengths in multiples of the disk's block.
+_ALIGNED = 4096
+_DIRECT_BLOCK = 1 << 20
+_FICLONE = 0x40049409
+
+
+class Range(NamedTuple):
+    """A range of a large file that was written."""
+
+    file: int
+    number: int
+    digest: bytes
+
+
+class Work(NamedTuple):
+    """What all workers of one copy know. bytes_per_s: of all of them together, 0 for no limit.
+
+    allocate: give files their blocks before they are written, which is faster than finding them one by one. clone:
+    ask the file system to share the source's blocks. direct: write large files past the page cache. durable: sync
+    each file.
+    """
+
+    source: Source
+    files: tuple[FileEntry, ...]
+    to: str
+    allocate: bool
+    clone: bool
+    direct: bool
+    durable: bool
+    bytes_per_s: float
+
+
+class Copier:
+    """One thread's share of the work: its reader, its buffer, and the folder it last wrote to."""
+
+    def __init__(self, work: Work, seat: Seat) -> None:
+        self._work, self._seat = work, seat
+        self._reader = work.source.connect()
+        self._step = max(BLOCK, work.source.block)
+        # Page-aligned, as O_DIRECT wants it. Also, 16 bytes into a page, where malloc puts a large bytearray, the
+        # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
+        self._buffer = memoryview(mmap.mmap(-1, max(SMALL, _DIRECT_BLOCK, self._step)))
+        self._pace = _Pace(work.bytes_per_s * seat.share)
+        self._at, self._within = os.open(work.to, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), ""
+
+    def __call__(self, task: Task) -> Written | Range:
+        """Copy the task's files, or its range of one; what was written."""
+        if task.length < 0:
+            found: dict[int, str] = {}
+            lines = "".join([self._copy(index, found) for index in task.files])
+            return Written(task.files, lines.encode(), found)
+        return self._copy_range(task.files[0], task)
+
+    def close(self) -> None:
+        """Close what is open."""
+        os.close(self._at)
+        self._reader.close()
+
+    def _copy(self, index: int, digests_found: dict[int, str]) -> str:
+        entry = self._work.files[index]
+        small = entry.bytes < SMALL
+        where = f"{self._work.to}/{entry.path}"
+        file = self._reader.open(entry.path)
+        try:
+            self._compare_size(entry, file.size)
+            found = self._read(entry, file) if small else ""
+            try:
+                descriptor = self._create(entry.path)
+            except OSError as error:
+                raise os_error(error, Path(where)) from error
+            try:
+                if small:
+                    if self._work.allocate:
+                        allocate(descriptor, 0, entry.bytes)
+                    _write(descriptor, self._buffer[: entry.bytes], 0)
+                else:
+                    found = self._bring(entry, file, descriptor)
+                if self._work.durable:
+                    os.fsync(descriptor)
+                status = os.fstat(descriptor)
+            except OSError as error:
+                raise os_error(error, Path(where)) from error
+            finally:
+                os.close(descriptor)
+        finally:
+            file.close()
+        if entry.digest:
+            return line(index, status)
+        digests_found[index] = found
+        return line(index, status, found)
+
+    def _read(self, entry: FileEntry, file: SourceFile) -> str:
+        """A small file into the buffer; its digest. A source that can is asked a second time when it is wrong."""
+        while True:
+            filled = 0
+            while filled < entry.bytes:
+                filled += self._must_read(entry, file, self._buffer[filled : entry.bytes], filled)
+            self._count(filled)
+            found = digests.of_bytes(self._buffer[: entry.bytes])
+            if self._is_right(entry, found, file):
+                return found
+
+    def _bring(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
+        """A large file, shared with the source where the file system can, else copied; its digest."""
+        if not (self._work.clone and _clone(descriptor, file)):
+            if self._work.allocate:
+                allocate(descriptor, 0, entry.bytes)
+            return self._stream(entry, file, descriptor)
+        # What is judged is the clone, which nobody writes to any more.
+        hasher, at = digests.hasher_for(entry.digest), 0
+        while at < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:BLOCK]], at)):
+            hasher.update(self._buffer[:count])
+            self._count(count)
+            at += count
+        self._compare_size(entry, at)
+        self._is_right(entry, found := hasher.text(), file)
+        return found
+
+    def _stream(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
+        while True:
+            hasher = digests.hasher_for(entry.digest)
+            self._pump(entry, file, descriptor, 0, entry.bytes, hasher)
+            if self._is_right(entry, found := hasher.text(), file):
+                return found
+
+    def _copy_range(self, index: int, task: Task) -> Range:
+        entry, number = self._work.files[index], task.offset // digests.RANGE
+        where = f"{self._work.to}/{entry.path}"
+        try:
+            descriptor = os.open(where, _SHARED, 0o600)
+        except OSError as error:
+            raise os_error(error, Path(where)) from error
+        try:
+            if task.known and self._stands(where, task):
+                return Range(index, number, task.known)
+            if self._work.allocate:
+                allocate(descriptor, task.offset, task.length)
+            hasher = digests.Hasher()
+            file = self._reader.open(entry.path)
+            try:
+                self._compare_size(entry, file.size)
+                self._pump(entry, file, descriptor, task.offset, task.length, hasher)
+            finally:
+                file.close()
+            if self._work.durable:
+                os.fsync(descriptor)
+        except OSError as error:
+            raise os_error(error, Path(where)) from error
+        finally:
+            os.close(descriptor)
+        return Range(index, number, bytes.fromhex(hasher.text().partition(":")[2]))
+
+    def _stands(self, where: str, task: Task) -> bool:
+        """Whether a range that an earlier copy wrote is on the disk as it was written down."""
+        hasher, at, end = digests.Hasher(), task.offset, task.offset + task.length
+        descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            while at < end and (count := os.preadv(descriptor, [self._buffer[: min(BLOCK, end - at)]], at)):
+                hasher.update(self._buffer[:count])
+                self._seat.moved(count)
+                at += count
+        finally:
+            os.close(descriptor)
+        return at == end and hasher.text().endswith(task.known.hex())
+
+    def _pump(
+        self, entry: FileEntry, file: SourceFile, descriptor: int, at: int, length: int, hasher: digests.Hasher
+    ) -> None:  # fmt: skip
+        """Read, hash and write `length` bytes from `at` on, a buffer at a time."""
+        end = at + length
+        # Much at once where it goes to the disk, else what the caches hold.
+        room, write = self._step, _write
+        if self._work.direct:
+            room, write = len(self._buffer), _write_direct
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+        while at < end:
+            filled, want = 0, min(room, end - at)
+            while filled < want:
+                block = self._buffer[filled : min(filled + self._step, want)]
+                count = self._must_read(entry, file, block, at + filled)
+                hasher.update(block[:count])
+                filled += count
+            write(descriptor, self._buffer[:filled], at)
+            self._count(filled)
+            at += filled
+
+    def _must_read(self, entry: FileEntry, file: SourceFile, view: memoryview, offset: int) -> int:
+        count = file.read_into(view, offset)
+        if not count:
+            self._compare_size(entry, offset)
+        return count
+
+    def _count(self, count: int) -> None:
+        self._seat.moved(count)
+        self._pace.wait(count, self._seat)
+
+    def _create(self, path: str) -> int:
+        within, _, name = path.rpartition("/")
+        if within != self._within:
+            at = os.open(f"{self._work.to}/{within}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.close(self._at)
+            self._at, self._within = at, within
+        try:
+            return os.open(name, NEW, MODE, dir_fd=self._at)
+        except FileExistsError:  # an interrupted copy left it, not known to be whole
+            os.unlink(name, dir_fd=self._at)
+            return os.open(name, NEW, MODE, dir_fd=self._at)
+
+    def _is_right(self, entry: FileEntry, found: str, file: SourceFile) -> bool:
+        """Whether to keep what was read; False to read it again, from elsewhere. Raises DataError."""
+        if not entry.digest or found == entry.digest:
+            return True
+        distrust = getattr(file, "distrust", None)
+        if distrust and distrust():
+            return False
+        raise wrong_digest(entry, found, f"{self._work.source.label}/{entry.path}")
+
+    def _compare_size(self, entry: FileEntry, size: int) -> None:
+        if size != entry.bytes:
+            what = f"the manifest says {entry.bytes} bytes, the file has {size}"
+            hint = "it was changed or cut short: run `check` on the source"
+            raise DataError(what, where=f"{self._work.source.label}/{entry.path}", hint=hint)
+
+
+class _Pace:
+    """Waits so that a thread moves no more than its share of a bandwidth, over any few seconds."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate, self._due = bytes_per_s, time.monotonic()
+
+    def wait(self, count: int, seat: Seat) -> None:
+        """Account for `count` bytes, and wait until they were due. Raises Stopped."""
+        if not self._rate:
+            return
+        # An idle second is not saved up for a burst.
+        self._due = max(self._due, time.monotonic() - 1) + count / self._rate
+        while (left := self._due - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+            seat.moved(0)
+
+
+def _clone(descriptor: int, file: SourceFile) -> bool:
+    """Whether a new file now shares the blocks of a source file, as XFS and Btrfs can."""
+    if not isinstance(file, LocalFile):
+        return False
+    try:
+        fcntl.ioctl(descriptor, _FICLONE, file.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def _write(descriptor: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view = view[count:]
+        offset += count
+
+
+def _write_direct(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write with O_DIRECT, but for the end of a file that is not of the disk's block size."""
+    aligned = len(view) - len(view) % _ALIGNED
+    done = 0
+    while done < aligned and not done % _ALIGNED:
+        done += os.pwrite(descriptor, view[done:aligned], offset + done)
+    if done < len(view):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+        _write(descriptor, view[done:], offset + done)
+
+
+def wrong_digest(entry: FileEntry, found: str, where: str) -> DataError:
+    """What to say of content that is not what the manifest says."""
+    what = f"the manifest says {entry.digest}, the content is {found}"
+    return DataError(what, where=where, hint="it was changed or is damaged: run `check` on the source")

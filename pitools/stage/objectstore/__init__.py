@@ -1,0 +1,1 @@
+"""Sources in object stores, by `obstore`."""

@@ -1,0 +1,1 @@
+"""Zarr stores without a manifest of ours."""

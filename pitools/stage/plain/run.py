@@ -1,0 +1,126 @@
+"""Stage a Zarr store that has no manifest: one is made on the way, and the copy is judged by what it says of itself.
+
+The version is the digest of that manifest, so it is known only at the end. Until then the copy goes by a key of its
+source and choice, and a copy that stands is found by what the store looked like when it was staged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.errors import DataError, NoSpace
+from pitools.core.files import os_error
+from pitools.core.progress import Advance
+from pitools.stage.cache import records
+from pitools.stage.cache.lock import Holder
+from pitools.stage.cache.root import OBJECTS, locked, object_path, partial_path, prepare, require_safe
+from pitools.stage.cache.space import Limits
+from pitools.stage.choose import Store, survey_again
+from pitools.stage.engine.copy import Orders, readers_for
+from pitools.stage.engine.fill import Moved, discard, fill, seal
+from pitools.stage.local import LocalSource
+from pitools.stage.plain import stores, structure
+from pitools.stage.run import Stage, publish_new, record_of, telling
+from pitools.stage.source import Dataset, load
+from pitools.stage.verify import is_whole, looks_whole
+from pitools.store import manifest as manifests
+
+
+def stage_store(
+    store: Store, root: Path, *, verify: bool = False, readers: int = 0, bytes_per_s: float = 0,
+    timeout_s: float = 3600, limits: Limits | None = None, advance: Advance = lambda _: None,
+    finished: Callable[[int], None] = lambda _: None, waiting: Callable[[Holder], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Stage:  # fmt: skip
+    """Make a version of this store stand at `root`, as `run.stage` does of a dataset; safe to repeat and to race.
+
+    A copy is taken for the store's as long as no file of the store was written, by names, sizes and times. note: is
+    called with what cannot be decided, such as chunks that are not there.
+
+    Raises DataError (it is damaged, or it changed while it was read), NoSpace, ClusterError, TryLater.
+    """
+    started = time.monotonic()
+    root = root.absolute()
+    unnamed = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
+    readers = readers or readers_for(unnamed)
+
+    def stands() -> Dataset | None:
+        found = standing(store, root)
+        if found and verify and not is_whole(object_path(root, found.version), found, readers=readers, advance=advance):
+            return None
+        return found
+
+    require_safe(root, reading=True)
+    if found := stands():
+        return record_of(found, object_path(root, found.version), "present", None, started, verified=verify)
+    prepare(root)
+    with locked(root, store.key, timeout_s=timeout_s, waiting=waiting) as tell:
+        if found := stands():
+            return record_of(found, object_path(root, found.version), "present", None, started, verified=verify)
+        orders = Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished)
+        moved_by = telling(tell, store.manifest.total_bytes, advance)
+        try:
+            moved = fill(unnamed, root, orders, limits or Limits(), advance=moved_by)
+            _judge(store, partial_path(root, store.key), readers, note)
+            dataset = _named(unnamed, moved)
+            _publish(store, dataset, root, timeout_s)
+        except (DataError, NoSpace):
+            discard(root, store.key)
+            raise
+        except OSError as error:
+            raise os_error(error, partial_path(root, store.key)) from error
+    return record_of(dataset, object_path(root, dataset.version), "staged", moved, started)
+
+
+def standing(store: Store, root: Path) -> Dataset | None:
+    """The version that was staged of this very store, if it stands, by names and sizes."""
+    for folder in (root / OBJECTS).glob("*"):
+        if records.read(root, folder.name).signature != store.key:
+            continue
+        try:
+            dataset = load(folder)
+        except DataError:
+            continue
+        if looks_whole(folder, dataset):
+            return msgspec.structs.replace(dataset, source=store.source)
+    return None
+
+
+def _judge(store: Store, folder: Path, readers: int, note: Callable[[str], None]) -> None:
+    """Refuse a copy that is damaged, or that was made while somebody wrote. Raises DataError."""
+    if survey_again(store).signature != store.survey.signature:
+        raise stores.changed(store.source.label)
+    report = structure.findings(LocalSource(folder=folder), store.manifest, readers=readers)
+    for text in report.notes:
+        note(f"{text.array}: {text.text}")
+    if report.flawed:
+        path, flaw = report.flawed[0]
+        more = f" (and {len(report.flawed) - 1} more)" if len(report.flawed) > 1 else ""
+        what = f"{flaw.problem}: {flaw.expected} expected, {flaw.got} found{more}"
+        raise DataError(what, where=f"{store.source.label}/{path}", hint="the store is damaged: write it again")
+
+
+def _named(unnamed: Dataset, moved: Moved) -> Dataset:
+    manifest = stores.complete(unnamed.manifest, moved.digests)
+    data = manifests.encode(manifest)
+    return Dataset(source=unnamed.source, manifest=manifest, data=data, version=manifests.version(data))
+
+
+def _publish(store: Store, dataset: Dataset, root: Path, timeout_s: float) -> None:
+    """Give the copy its version, unless another store of the same content has been staged under it."""
+    final = object_path(root, dataset.version)
+    with locked(root, dataset.version, timeout_s=timeout_s):
+        new = seal(partial_path(root, store.key), dataset)
+        records.write(
+            root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
+            signature=store.key,
+        )  # fmt: skip
+        if looks_whole(final, dataset):
+            discard(root, store.key)
+            return
+        publish_new(new, final, root)
+    discard(root, store.key)

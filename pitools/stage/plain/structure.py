@@ -1,0 +1,167 @@
+"""Judge the files of a Zarr store by what they say of themselves: indexes, ranges and checksums, nothing decoded."""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from pitools.core.progress import Advance
+from pitools.stage.engine import pool
+from pitools.stage.engine.pieces import Task, tasks
+from pitools.stage.plain.stores import changed, read_whole
+from pitools.stage.source import Source
+from pitools.store import keys, shard, zarr
+from pitools.store.manifest import FileEntry, Manifest
+from pitools.store.shard import Flaw, Judgement
+from pitools.store.zarr import METADATA, Array, Coordinate
+
+Kind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray"]
+_TEXTS: dict[Kind, str] = {
+    "absent": "of {total} chunks are not stored: they read as the fill value, as lost ones would",
+    "absent-inner": "inner chunks are not stored in their shards: they read as the fill value",
+    "unused": "bytes of its shards belong to no chunk",
+    "no-checksum": "files have no checksum: their sizes, indexes and headers were checked, not their content",
+    "unchecked": "files are of codecs that say nothing of themselves: they were not checked",
+    "stray": "files in its folder hold none of its chunks",
+}
+
+
+class Flawed(NamedTuple):
+    """One thing that is wrong with one file."""
+
+    path: str
+    flaw: Flaw
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a judgement cannot decide, of one array: how many, and in words."""
+
+    array: str
+    kind: Kind
+    count: int
+    text: str
+
+
+class Report(NamedTuple):
+    """What is wrong with a store, by path, and what could not be decided, by array. judged: files that were read."""
+
+    flawed: list[Flawed]
+    notes: list[Note]
+    judged: int
+
+
+class Part(NamedTuple):
+    """A file, its array and the chunk it holds."""
+
+    entry: FileEntry
+    array: Array
+    coordinate: Coordinate
+
+
+def findings(source: Source, manifest: Manifest, *, readers: int, advance: Advance = lambda _: None) -> Report:
+    """Judge every chunk file of a store, in worker processes. source: of the copy, or of any other place.
+
+    Forks. Raises DataError when its metadata cannot be read, ToolMissing, and what the source raises.
+    """
+    arrays = _read(source, manifest)
+    counts: Counter[tuple[str, Kind]] = Counter()
+    parts = _parts(manifest, arrays, counts)
+    flawed: list[Flawed] = []
+
+    def take(judged: list[tuple[int, Judgement]]) -> None:
+        for place, found in judged:
+            entry, array, _ = parts[place]
+            flawed.extend(Flawed(entry.path, flaw) for flaw in found.flaws)
+            counts[array.name, "absent-inner"] += found.absent
+            counts[array.name, "unused"] += found.unused
+
+    entries = [part.entry for part in parts]
+    todo = tasks(entries, range(len(entries)), {}, ranged=False, in_order=False)
+    pool.run(todo, partial(_Judge, source, parts), take, readers=readers, advance=advance)
+    totals = {array.name: _total(manifest, array) for array in arrays.values()}
+    notes = [
+        Note(array=name, kind=kind, count=count, text=f"{count} {_TEXTS[kind]}".format(total=totals[name]))
+        for (name, kind), count in sorted(counts.items())
+        if count > 0
+    ]
+    return Report(sorted(flawed, key=lambda found: found.path), notes, len(parts))
+
+
+def _read(source: Source, manifest: Manifest) -> dict[str, Array]:
+    """The arrays as the source's own metadata have them, which must be those of the manifest."""
+    reader = source.connect()
+    try:
+        arrays = zarr.read((entry.path for entry in manifest.files), lambda path: read_whole(reader, path))
+    finally:
+        reader.close()
+    if {array.name: array.shape for array in arrays.values()} != {n: s.shape for n, s in manifest.arrays.items()}:
+        raise changed(source.label)
+    return arrays
+
+
+def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tuple[str, Kind]]) -> list[Part]:
+    """The files to judge; what is not to be judged, and what is missing, is counted."""
+    find: dict[str, Callable[[str], Coordinate | None]] = {path: keys.finder(arrays[path]) for path in arrays}
+    worth = {path: shard.proof(array.codecs) for path, array in arrays.items()}
+    for array in arrays.values():
+        counts[array.name, "absent"] = _total(manifest, array)
+    parts = []
+    owners = keys.owners(arrays, (entry.path for entry in manifest.files))
+    for entry, (path, owner) in zip(manifest.files, owners, strict=True):
+        if owner is None or path.rpartition("/")[2] in METADATA:
+            continue
+        coordinate = find[owner.path](path)
+        if coordinate is None:
+            counts[owner.name, "stray"] += 1
+            continue
+        counts[owner.name, "absent"] -= 1
+        if worth[owner.path] != "checksum":
+            counts[owner.name, "no-checksum" if worth[owner.path] == "structure" else "unchecked"] += 1
+        if worth[owner.path] != "nothing":
+            parts.append(Part(entry, owner, coordinate))
+    return parts
+
+
+def _total(manifest: Manifest, array: Array) -> int:
+    """How many files an array has when all are stored; of a subset, those of its steps."""
+    rows = keys.rows_of(array, manifest.runs(array.name)) if array.shape else [range(1)]
+    return sum(map(len, rows)) * prod(array.grid[1:])
+
+
+class _Judge:
+    """One thread's share: its reader and its buffer."""
+
+    def __init__(self, source: Source, parts: list[Part], seat: pool.Seat) -> None:
+        self._parts, self._seat, self._reader = parts, seat, source.connect()
+        self._buffer = memoryview(mmap.mmap(-1, max(shard.BUFFER, source.block)))
+
+    def __call__(self, task: Task) -> list[tuple[int, Judgement]]:
+        """The task's files of which there is something to say."""
+        judged = ((place, self._judge(self._parts[place])) for place in task.files)
+        return [(place, found) for place, found in judged if found != Judgement([])]
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def _judge(self, part: Part) -> Judgement:
+        file = self._reader.open(part.entry.path)
+        self._seat.moved(0)
+
+        def read_into(view: memoryview, offset: int) -> int:
+            count = file.read_into(view, offset)
+            self._seat.moved(count)
+            return count
+
+        try:
+            if file.size != part.entry.bytes:
+                return Judgement([Flaw(problem="size", expected=f"{part.entry.bytes} bytes", got=f"{file.size} bytes")])
+            return shard.judge(read_into, file.size, part.array, part.coordinate, self._buffer)
+        finally:
+            file.close()

@@ -1,0 +1,1 @@
+"""What `scripts/pit-prolog` runs: leases and checks."""

@@ -1,0 +1,1 @@
+"""Keeping datasets on a node by a policy, from cron."""

@@ -1,0 +1,245 @@
+"""What `pit-stage sync` is to keep where: rules in strict TOML, and the versions that each of them wants now.
+
+[[rules]]
+from = "/shared/data"        # <from>/<name>/<version>/
+pattern = "pick*"            # names of datasets; all of them when it is not said
+newest = 2                   # versions of each
+cap = "500GiB"               # of all that the rule keeps; the oldest are left out
+to = "/nvme/{user}/pit"      # {node}, {user} filled in
+nodes = "n[01-08]"           # where the rule counts; everywhere when it is not said
+quota = "1TiB"               # of the whole root; what was used least recently goes first
+min_free = "100GiB"          # of its disk
+shared = false               # all users may read the root: a site's shared cache
+name = "pick"                # in records and metrics; the pattern when it is not said
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from pitools.core import hosts, toml, units
+from pitools.core.errors import ConfigError, PitError, UsageError, nearest
+from pitools.site.template import fill
+from pitools.stage.cache.space import Limits
+from pitools.stage.local import read_error
+from pitools.stage.source import is_url, versions
+from pitools.store.manifest import FILE_NAME
+
+
+class _Words(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+    rename={"source": "from"},
+):  # fmt: skip
+    """A rule as it is written."""
+
+    source: str
+    to: str
+    pattern: str = "*"
+    newest: Annotated[int, msgspec.Meta(ge=1)] = 1
+    cap: str = ""
+    nodes: str = ""
+    quota: str = ""
+    min_free: str = ""
+    shared: bool = False
+    name: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    rules: tuple[_Words, ...]
+
+
+class Rule(NamedTuple):
+    """What to keep at one root. applies: on this node. cap_bytes: None for no cap."""
+
+    name: str
+    source: Path
+    pattern: str
+    newest: int
+    cap_bytes: int | None
+    root: Path
+    limits: Limits
+    shared: bool
+    applies: bool
+
+
+class Policy(NamedTuple):
+    """A file's rules. id: tells the policies of one root apart, and stays as long as the file stays where it is."""
+
+    path: Path
+    id: str
+    node: str
+    rules: tuple[Rule, ...]
+
+
+class Version(NamedTuple):
+    """A version that stands at a source. modified_ns: of its manifest."""
+
+    dataset: str
+    folder: Path
+    modified_ns: int
+
+
+def load(path: Path) -> Policy:
+    """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
+    tables = toml.read(path)
+    written = tables.get("rules")
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    rules: list[Rule] = []
+    for number, rule in enumerate(written if isinstance(written, list) else []):
+        with _located(path, number):
+            rules.append(_rule(toml.convert(rule, _Words, str(path)), node))
+            _refuse_contradiction(rules[:-1], rules[-1])
+    if not toml.convert(tables, _File, str(path)).rules:
+        raise ConfigError("there is no rule in it", where=str(path), hint="write [[rules]]: see scripts/cron/README.md")
+    absolute = path.absolute()
+    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:8]
+    return Policy(absolute, f"{_plain(path.stem)}-{digest}", node, tuple(rules))
+
+
+def _rule(words: _Words, node: str) -> Rule:
+    if is_url(words.source):
+        raise ConfigError('key "from": the datasets of an object store cannot be listed yet', hint="give a folder")
+    source, to = Path(words.source), words.to
+    if not source.is_absolute() or not to.startswith("/"):
+        key = "to" if source.is_absolute() else "from"
+        raise ConfigError(f'key "{key}": not an absolute path', hint="cron has no folder to begin with")
+    if "{job}" in to:
+        raise ConfigError('key "to": {job} cannot be filled in: there is no job', hint="{node} and {user} can")
+    with _key("to"):
+        root = Path(fill(to, node=node))
+    with _key("nodes"):
+        names = hosts.expand(words.nodes)
+    sizes = {}
+    for key in ("cap", "quota", "min_free"):
+        with _key(key):
+            sizes[key] = units.size(text) if (text := getattr(words, key)) else None
+    return Rule(
+        name=words.name or words.pattern,
+        source=source,
+        pattern=words.pattern,
+        newest=words.newest,
+        cap_bytes=sizes["cap"],
+        root=root,
+        limits=Limits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
+        shared=words.shared,
+        applies=not words.nodes or node in names or node.partition(".")[0] in names,
+    )
+
+
+def _refuse_contradiction(others: list[Rule], rule: Rule) -> None:
+    for other in others:
+        if other.name == rule.name:
+            what = f'key "name": two rules are called "{rule.name}"'
+            raise ConfigError(what, hint='name = "…" tells them apart in records and metrics')
+        if other.root == rule.root and (other.limits, other.shared) != (rule.limits, rule.shared):
+            what = f'quota, min_free and shared are of the whole root, and rule "{other.name}" says otherwise'
+            raise ConfigError(what, hint="say the same in all rules of a root")
+
+
+@contextmanager
+def _key(key: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(f'key "{key}": {error.what}', hint=error.hint) from error
+
+
+@contextmanager
+def _located(path: Path, number: int) -> Iterator[None]:
+    """Say in which line a rule's error is."""
+    try:
+        yield
+    except ConfigError as error:
+        key = re.search(r'key "(\w+)', error.what)
+        line = _line(path, number, key[1] if key else "")
+        where = f"{path}:{line}, rule {number + 1}" if line else f"{path}, rule {number + 1}"
+        raise ConfigError(error.what, where=where, hint=error.hint) from error
+
+
+def _line(path: Path, number: int, key: str) -> int:
+    """The line of a rule's key, else of its head; 0 where the rules are not written as [[rules]]."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*rules\s*\]\]", line)]
+    if number >= len(heads):
+        return 0
+    end = heads[number + 1] if number + 1 < len(heads) else len(lines)
+    is_key = re.compile(rf"\s*{re.escape(key)}\s*=")
+    return 1 + next((at for at in range(heads[number], end) if key and is_key.match(lines[at])), heads[number])
+
+
+def newest(rule: Rule) -> list[Version]:
+    """The versions that a rule's pattern and count choose, the newest first.
+
+    Raises ConfigError when there is nothing: a file system that is not mounted must not look like an empty one.
+    """
+    try:
+        names = sorted(entry.name for entry in rule.source.iterdir() if not entry.name.startswith("."))
+        found = [
+            version
+            for name in names
+            if fnmatch.fnmatchcase(name, rule.pattern) and (rule.source / name).is_dir()
+            for version in _newest_of(rule.source / name, rule.newest)
+        ]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError("no such folder", where=str(rule.source), hint="is it mounted on this host?") from error
+    except OSError as error:
+        raise read_error(error, rule.source) from error
+    if not found:
+        hint = nearest(rule.pattern, names) or "is it mounted on this host?"
+        raise ConfigError(f'no dataset matches "{rule.pattern}"', where=str(rule.source), hint=hint)
+    return _newest_first(found)
+
+
+def _newest_of(folder: Path, count: int) -> list[Version]:
+    found = []
+    for version in versions(folder):
+        try:
+            modified_ns = (version / FILE_NAME).lstat().st_mtime_ns
+        except FileNotFoundError:  # retired at this moment
+            continue
+        found.append(Version(folder.name, version, modified_ns))
+    return _newest_first(found)[:count]
+
+
+def _newest_first(found: list[Version]) -> list[Version]:
+    return sorted(found, key=lambda each: (each.modified_ns, each.folder.name, each.dataset), reverse=True)
+
+
+def within_cap(
+    rule: Rule, chosen: list[Version], size: Callable[[Version], int], failed: Callable[[PitError], None]
+) -> list[Version]:
+    """As many of the newest as the cap has room for; what is older than the first that does not fit is left out.
+
+    A version whose size cannot be had is told to `failed`. Raises ConfigError when even the newest does not fit.
+    """
+    if rule.cap_bytes is None:
+        return chosen
+    kept: list[Version] = []
+    total = 0
+    for version in chosen:
+        try:
+            total += size(version)
+        except PitError as error:
+            failed(error)
+            continue
+        if total > rule.cap_bytes:
+            if not kept:
+                what = f"the newest has {units.size_text(total)}, over the cap of {units.size_text(rule.cap_bytes)}"
+                raise ConfigError(what, where=str(version.folder), hint="raise the rule's cap")
+            break
+        kept.append(version)
+    return kept
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)[:40]

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from pitools import cli
+from pitools.commands import stage_cache
+from pitools.stage.cache import records
+from pitools.stage.cache.lease import lease
+from pitools.stage.cache.root import journal_path, locked, partial_path
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.verify import looks_whole
+
+SCHEMAS = {
+    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned",
+    "pit.stage-eviction/1": "version path state bytes reason",
+    "pit.stage-repair/1": "dataset version path state source reason",
+    "pit.stage-finding/1": "dataset version path problem expected got",
+    "pit.stage-check/1": "path datasets files bytes findings wall_s",
+}
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
+    """Runs one of this module's commands; returns exit code, records, stderr."""
+    commands = [stage_cache.list_, stage_cache.pin, stage_cache.unpin, stage_cache.evict, stage_cache.check]
+    group = click.Group("stage", commands={command.name or "": command for command in commands})
+
+    def run(*argv: object) -> tuple[int, list[dict], str]:
+        monkeypatch.setattr(sys, "argv", ["pit-stage", *map(str, argv)])
+        capsys.readouterr()
+        code = cli.run(group, "pit-stage")
+        captured = capsys.readouterr()
+        found = [json.loads(line) for line in captured.out.splitlines()]
+        for record in found:
+            assert list(record) == ["schema", *SCHEMAS[record["schema"]].split()]
+        return code, found, captured.err
+
+    return run
+
+
+@pytest.fixture
+def finals(root: Path, make_dataset) -> list[Path]:
+    """Three staged sets of three datasets, used in this order, long ago."""
+    found = [Path(stage(load(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path) for n in range(3)]
+    for n, final in enumerate(found):
+        os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
+    return found
+
+
+def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
+    """Whole, damaged and unfinished sets, where they came from, when they were used, and by what they are held."""
+    (finals[1] / "a").unlink()
+    records.pin(root, finals[2].name)
+    partial_path(root, "f" * 32).mkdir()
+    (partial_path(root, "f" * 32) / "x").write_bytes(bytes(5000))
+    with lease(finals[0], use=False), locked(root, "f" * 32, timeout_s=0):
+        code, found, _ = cache("list", root)
+    assert code == 0
+    by = {record["version"]: record for record in found}
+    assert [record["state"] for record in found][-1] == "partial"
+    first, second, third = (by[final.name] for final in finals)
+    assert (first["state"], first["leased"], first["pinned"], first["locked"]) == ("whole", True, False, False)
+    assert (first["dataset"], first["bytes"], first["last_used"]) == ("pick0", 10_000, "1970-01-01T00:16:40.000Z")
+    assert first["source"].endswith(f"/pick0/{finals[0].name}")
+    assert (second["state"], third["pinned"]) == ("damaged", True)
+    unfinished = by["f" * 32]
+    assert (unfinished["locked"], unfinished["source"], unfinished["files"]) == (True, "", 1)
+    assert unfinished["bytes"] >= 5000
+    assert cache("list", root / "nowhere") == (0, [], "")
+
+
+@pytest.mark.parametrize("form", ["table", "tsv"])
+def test_every_command_has_a_table(finals: list[Path], root: Path, form: str):
+    """For eyes: a head line, and the values below it."""
+    os.utime(root / ".leases" / finals[0].name, (0, 2**62))  # a clock gone mad is no reason to fail
+    code = (
+        "import sys; from pitools import cli; from pitools.commands import stage_cache; "
+        "sys.exit(cli.run(getattr(stage_cache, sys.argv.pop(1)), 'pit-stage'))"
+    )
+    for argv in (
+        ["list_", root],
+        ["pin", finals[0].name, "--to", root],
+        ["evict", finals[1].name, "--to", root, "--dry-run"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, argv), "--format", form], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "version" in done.stdout.splitlines()[0].lower()
+        assert any(final.name in done.stdout for final in finals)
+
+
+def test_versions_are_named_by_a_beginning_or_their_dataset(finals: list[Path], root: Path, make_dataset, cache):
+    """Whatever means one version will do; what means none or several is said to."""
+    name = finals[0].name
+    assert [
+        record["pinned"] for record in cache("pin", name, finals[1].name[:12], "pick2", "pick2", "--to", root)[1]
+    ] == [True] * 3
+    assert [record["pinned"] for record in cache("unpin", "pick0", "--to", root)[1]] == [False]
+    assert records.read(root, finals[1].name).pinned
+    stage(load(make_dataset({"b": b"new"}, "pick0")), root)
+    code, found, err = cache("pin", "pick0", "--to", root)
+    assert (code, found) == (2, [])
+    assert "is 2 versions" in err
+    code, found, err = cache("unpin", "pick9", "--to", root)
+    assert (code, found) == (2, [])
+    assert "did you mean" in err
+    for words in (["", "--to", root], [name, "--to", root / "nowhere"], [name]):
+        assert cache("pin", *words)[0] == 2
+
+
+def test_evict_removes_what_is_named(finals: list[Path], root: Path, cache, residue):
+    """However lately it was used; exit 1 where something stays, with the reason."""
+    os.utime(root / ".leases" / finals[0].name)
+    assert cache("evict", "pick0", "--to", root, "--dry-run")[1][0]["state"] == "evictable"
+    code, found, _ = cache("evict", "pick0", "--to", root)
+    assert (code, found[0]["state"], found[0]["reason"]) == (0, "evicted", "")
+    assert found[0]["bytes"] >= 10_000
+    assert not finals[0].exists()
+    records.pin(root, finals[1].name)
+    with lease(finals[2]):
+        code, found, _ = cache("evict", "pick1", "pick2", "--to", root, "--force")
+    assert (code, [record["state"] for record in found]) == (1, ["kept", "kept"])
+    assert [record["reason"] for record in found] == ["pinned", "leased by a running process"]
+    records.pin(root, finals[1].name, pinned=False)
+    records.remove(root, finals[1].name)
+    assert cache("evict", "pick1", "--to", root)[0] == 1
+    assert cache("evict", "pick1", "--to", root, "--force")[0] == 0
+    assert [path.name for path in (root / "objects").iterdir()] == [finals[2].name]
+    assert residue(root) == []
+
+
+def test_evict_removes_an_unfinished_copy(root: Path, finals: list[Path], cache, residue):
+    """By its version, when nobody goes on with it."""
+    partial_path(root, "f" * 32).mkdir()
+    journal_path(root, "f" * 32).touch()
+    with locked(root, "f" * 32, timeout_s=0):
+        assert cache("evict", "ff", "--to", root)[0] == 1
+    assert cache("evict", "ff", "--to", root)[0] == 0
+    assert residue(root) == []
+
+
+def test_evict_makes_room(tmpfs, make_dataset, cache):
+    """As many sets as are needed, the one used longest ago first; try later when that is too few, and then none."""
+    root = tmpfs("size=64m") / "pit"
+    finals = [Path(stage(load(make_dataset({"a": os.urandom(10 << 20)}, f"pick{n}")), root).path) for n in range(3)]
+    for n, final in enumerate(finals):
+        os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
+    assert cache("evict", "--to", root, "--need", "20MiB") == (0, [], "")
+    code, found, _ = cache("evict", "--to", root, "--need", "50MiB", "--dry-run")
+    assert (code, [(r["version"], r["state"]) for r in found]) == (0, [(f.name, "evictable") for f in finals[:2]])
+    assert cache("evict", "--to", root, "--need", "63GiB", "--dry-run")[:2] == (1, [])
+    code, found, err = cache("evict", "--to", root, "--need", "63GiB")
+    assert (code, found) == (75, [])
+    assert "63.0 GiB needed" in err
+    assert all(final.exists() for final in finals)
+    code, found, _ = cache("evict", "--to", root, "--need", "50MiB")
+    assert (code, [record["version"] for record in found]) == (0, [final.name for final in finals[:2]])
+    assert [final.exists() for final in finals] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--to", "ROOT"], ["v", "--need", "1GiB", "--to", "ROOT"], ["--need", "lots", "--to", "ROOT"], ["v"]],
+)
+def test_evict_wants_to_know_what(finals: list[Path], root: Path, cache, words: list[str]):
+    """Nothing named and no room asked for is not "everything"."""
+    code, found, err = cache("evict", *(word.replace("ROOT", str(root)) for word in words))
+    assert (code, found) == (2, [])
+    assert err
+    assert all(final.exists() for final in finals)
+
+
+def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, residue):
+    """Each damaged set is staged again from where it came from; exit 0 when all are good again."""
+    flip(finals[0] / "a")
+    (finals[1] / "manifest.json").unlink()
+    code, found, _ = cache("check", root)
+    assert (code, [record["schema"] for record in found].count("pit.stage-finding/1")) == (1, 2)
+    code, found, _ = cache("check", root, "--repair")
+    assert code == 0
+    repairs = [record for record in found if record["schema"] == "pit.stage-repair/1"]
+    assert [(r["version"], r["state"], r["reason"]) for r in repairs] == [
+        (version, "repaired", "") for version in sorted(final.name for final in finals[:2])
+    ]
+    assert cache("check", root) == (
+        0,
+        [found[-1] | {"findings": 0, "wall_s": pytest.approx(0, abs=60), "files": 3, "bytes": 30_000}],
+        "",
+    )
+    assert residue(root) == []
+    flip(finals[0] / "a")
+    assert cache("check", finals[0], "--repair")[0] == 0
+    assert cache("check", finals[0])[0] == 0
+
+
+def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path, cache):
+    """A damaged set of unknown source is moved, not removed, and not called repaired; a leased one is left."""
+    flip(finals[0] / "a")
+    records.remove(root, finals[0].name)
+    with lease(finals[0]):
+        code, found, _ = cache("check", root, "--repair")
+        assert (code, found[1]["state"]) == (1, "failed")
+        assert "leased" in found[1]["reason"]
+    code, found, _ = cache("check", root, "--repair")
+    assert (code, found[1]["state"]) == (1, "quarantined")
+    moved = Path(found[1]["path"])
+    assert moved.parent == root / ".quarantine"
+    assert (moved / "a").stat().st_size == 10_000
+    assert not finals[0].exists()
+    assert cache("check", root, "--repair")[0] == 0
+    assert [record["state"] for record in cache("list", root)[1]] == ["whole", "whole", "quarantined"]
+
+
+def test_check_says_why_it_did_not_repair(finals: list[Path], root: Path, cache):
+    """The source is gone, or another version by now, or only stray files were found: exit 1, and nothing is lost."""
+    source = Path(records.read(root, finals[0].name).source)
+    flip(finals[0] / "a")
+    hidden = source.rename(source.parent / "hidden")
+    code, found, _ = cache("check", root, "--repair")
+    assert (code, found[1]["state"]) == (1, "failed")
+    assert str(source) in found[1]["reason"]
+    records.write(root, finals[0].name, source=records.read(root, finals[1].name).source, n_bytes=1)
+    code, found, _ = cache("check", root, "--repair")
+    assert (code, found[1]["reason"]) == (1, f"its source holds version {finals[1].name} now")
+    records.write(root, finals[0].name, source=str(finals[0]), n_bytes=1)
+    code, found, _ = cache("check", root, "--repair")
+    assert (code, found[1]["reason"]) == (1, "its source is the damaged set itself")
+    hidden.rename(source)
+    records.write(root, finals[0].name, source=str(source), n_bytes=1)
+    (finals[1] / "stray").touch()
+    code, found, _ = cache("check", root, "--repair")
+    repairs = {r["version"]: r for r in found if r["schema"] == "pit.stage-repair/1"}
+    assert (code, repairs[finals[0].name]["state"]) == (1, "repaired")
+    assert "does not name" in repairs[finals[1].name]["reason"]
+    assert looks_whole(finals[1], load(finals[1]))
+
+
+def test_only_staged_sets_are_repaired(small: Path, cache):
+    """A source is ingested again; guessing what it should have been is no repair."""
+    assert cache("check", small, "--repair")[0] == 2
+    assert cache("check", small)[0] == 0
+
+
+def test_a_source_that_is_gone_leaves_the_rest_to_be_repaired(finals: list[Path], root: Path, cache):
+    """One set that cannot be repaired does not keep the others from it."""
+    for final in finals:
+        flip(final / "a")
+    shutil.rmtree(records.read(root, sorted(finals)[0].name).source)
+    code, found, _ = cache("check", root, "--repair")
+    states = [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
+    assert (code, states) == (1, ["failed", "repaired", "repaired"])
+
+
+def test_a_root_that_others_may_write_to_is_refused(finals: list[Path], root: Path, cache):
+    """What changes something first looks whose folders these are."""
+    (root / ".tmp").chmod(0o777)
+    for argv in (["pin", "pick0"], ["evict", "pick0"], ["evict", "--need", "1B"]):
+        assert cache(*argv, "--to", root)[0] == 4
+    assert cache("check", root, "--repair")[0] == 4
+
+
+def test_evicting_waits_for_no_lock(finals: list[Path], root: Path, cache):
+    """A lease file that another process has for itself is one that is in use: it is reported, not waited for."""
+    with (root / ".leases" / finals[0].name).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert cache("evict", "pick0", "--to", root)[0] == 1
+
+
+def flip(file: Path) -> None:
+    """Change a byte in the middle of a file."""
+    file.chmod(0o600)
+    with file.open("r+b") as opened:
+        opened.seek(100)
+        byte = opened.read(1)[0]
+        opened.seek(100)
+        opened.write(bytes([byte ^ 4]))

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError, TryLater
+from pitools.stage.cache import evict, records
+from pitools.stage.cache.evict import LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item
+from pitools.stage.cache.lease import last_used, lease
+from pitools.stage.cache.root import journal_path, locked, partial_path, prepare, sweep
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.verify import looks_whole
+
+
+@pytest.fixture
+def final(small: Path, root: Path) -> Path:
+    """A staged set that was last used long ago."""
+    path = Path(stage(load(small), root).path)
+    os.utime(root / ".leases" / path.name, (1000, 1000))
+    return path
+
+
+def take(root: Path, final: Path, **how: object) -> str:
+    return evict.evict(root, Item(final.name, final), **how)
+
+
+def test_an_old_set_goes(final: Path, root: Path, residue):
+    """With its record, and without leaving anything; a dry run first says that it would."""
+    assert take(root, final, dry_run=True) == ""
+    assert final.exists()
+    assert take(root, final) == ""
+    assert not final.exists()
+    assert residue(root) == []
+    assert list((root / ".records").iterdir()) == []
+    assert take(root, final, force=True, grace_s=0) == evict.GONE
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_keeps_a_set(final: Path, root: Path, force: bool):
+    """A lock, a lease and a pin also withstand force; a source that is not known only the default."""
+    with locked(root, final.name, timeout_s=0):
+        assert take(root, final, force=force) == LOCKED
+    with lease(final):
+        assert take(root, final, force=force, grace_s=0) == LEASED
+    records.pin(root, final.name)
+    assert take(root, final, force=force, grace_s=0) == PINNED
+    records.pin(root, final.name, pinned=False)
+    records.remove(root, final.name)
+    assert take(root, final, force=force, grace_s=0) == ("" if force else UNKNOWN)
+    assert final.exists() is not force
+
+
+def test_grace_is_counted_from_the_last_use(final: Path, root: Path):
+    """Between staging and a job's lease a set stays; whoever names it does not wait for that."""
+    now = time.time()
+    os.utime(root / ".leases" / final.name, (now, now - 599))
+    assert take(root, final) == RECENT
+    assert take(root, final, grace_s=500, dry_run=True) == ""
+    os.utime(root / ".leases" / final.name, (now, now - 601))
+    assert take(root, final, dry_run=True) == ""
+    named = evict.evict_version(root, final.name)
+    assert [(record.state, record.reason) for record in named] == [("evicted", "")]
+
+
+def test_a_clock_that_was_ahead_does_not_keep_a_set_for_ever(final: Path, root: Path):
+    """A last use in the future is taken for now, from where it ages; a lease still counts for all."""
+    os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
+    with lease(final, use=False):
+        assert take(root, final, grace_s=0) == LEASED
+    os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
+    assert take(root, final) == RECENT
+    assert abs(time.time() - last_used(root, final.name)) < 10
+
+
+def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
+    """A job that runs for a week has used its set to the end, also when it dies without a word."""
+    with lease(final, use=False):
+        assert last_used(root, final.name) == 1000
+        assert take(root, final) == LEASED
+        assert time.time() - last_used(root, final.name) < 10
+
+
+def test_the_order_is_that_of_the_last_use(root: Path, make_dataset):
+    """Unfinished copies first, then sets, the one used longest ago at their head, never used ones before all."""
+    finals = [Path(stage(load(make_dataset({"a": bytes([n])}, f"d{n}")), root).path) for n in range(4)]
+    for final, when in zip(finals, (300, 100, 400, 200), strict=True):
+        os.utime(root / ".leases" / final.name, (0, when))
+    partial_path(root, "f" * 32).mkdir()
+    order = [item.version for item in evict.items(root)]
+    assert order == ["f" * 32, *(finals[n].name for n in (1, 3, 0, 2))]
+    with lease(finals[1]):
+        pass
+    assert evict.items(root)[-1].path == finals[1]
+
+
+def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, residue):
+    """Its journal first: what is said to be done must be there."""
+    prepare(root)
+    partial, journal = partial_path(root, "v"), journal_path(root, "v")
+    partial.mkdir()
+    (partial / "a").write_bytes(b"x")
+    journal.write_text("done")
+    item = Item("v", partial)
+    with locked(root, "v", timeout_s=0):
+        assert evict.evict(root, item, force=True, grace_s=0) == LOCKED
+    assert partial.exists()
+    assert evict.evict(root, item) == ""
+    assert residue(root) == []
+    assert evict.evict(root, item) == evict.GONE
+
+
+def test_a_quarantined_set_is_out_of_the_way(final: Path, root: Path):
+    """A job that reads it keeps it; else it is moved to where no stager, reader or evictor finds it."""
+    with lease(final), pytest.raises(TryLater):
+        evict.quarantine(root, final.name)
+    to = evict.quarantine(root, final.name)
+    assert to.parent == root / ".quarantine"
+    assert (to / "zarr.json").exists()
+    assert not final.exists()
+    assert evict.items(root) == []
+    with pytest.raises(ClusterError):
+        evict.quarantine(root, final.name)
+
+
+def test_a_set_that_shares_files_leaves_the_other_whole(root: Path, make_dataset):
+    """Versions share files by hard links: taking one away takes nothing from the other."""
+    first = load(make_dataset({"a": b"same" * 100, "b": b"old"}))
+    second = load(make_dataset({"a": b"same" * 100, "b": b"new"}))
+    finals = [Path(stage(dataset, root).path) for dataset in (first, second)]
+    assert (finals[0] / "a").stat().st_ino == (finals[1] / "a").stat().st_ino
+    assert take(root, finals[0], grace_s=0) == ""
+    assert looks_whole(finals[1], second)
+    assert (finals[1] / "a").read_bytes() == b"same" * 100
+
+
+def test_kill_at_any_moment_of_an_eviction(root: Path, make_dataset, residue):
+    """kill -9: the set is whole or gone, and the next evictor removes what is left."""
+    dataset = load(make_dataset({f"c/{i % 20}/{i}": b"x" for i in range(400)}))
+    final = Path(stage(dataset, root).path)
+    shutil.copytree(final, root / "spare")
+    cut = 0
+    for trial in range(40):
+        pid = os.fork()
+        if not pid:
+            try:
+                take(root, final, grace_s=0)
+            finally:
+                os._exit(0)
+        time.sleep(0.0007 * trial)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        cut += bool(residue(root))
+        if final.exists():
+            assert looks_whole(final, dataset)
+            assert take(root, final, grace_s=0, force=True) == ""
+        sweep(root)
+        assert residue(root) == []
+        with locked(root, final.name, timeout_s=1):
+            shutil.copytree(root / "spare", final)
+            records.write(root, final.name, source="/shared", n_bytes=400)
+    assert cut > 2, "no trial cut an eviction short"

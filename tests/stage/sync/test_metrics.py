@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.core.errors import ClusterError
+from pitools.stage.sync import metrics
+from pitools.stage.sync.metrics import METRICS, PREFIX, Totals, ended, read, render, started
+
+SAMPLE = re.compile(
+    r"[a-zA-Z_:][a-zA-Z0-9_:]*"  # name
+    r'\{[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"(?:,[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*")*\}'
+    r" [0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
+)
+
+
+def value(path: Path, name: str, **labels: str) -> float | None:
+    return read(path).get((PREFIX + name, tuple(labels.items())))
+
+
+def check_exposition(text: str) -> None:
+    """The text format's own rules: each metric once, HELP and TYPE before its samples, no sample twice."""
+    seen: set[str] = set()
+    current = ""
+    samples: set[str] = set()
+    assert text.endswith("\n")
+    for line in text.split("\n")[:-1]:
+        if line.startswith("# HELP "):
+            current = line.split(" ")[2]
+            assert current not in seen
+            seen.add(current)
+        elif line.startswith("# TYPE "):
+            assert line.split(" ")[2:] in ([current, "gauge"], [current, "counter"])
+            assert (line.split(" ")[3] == "counter") == current.endswith("_total")
+        else:
+            assert SAMPLE.fullmatch(line), line
+            assert line.startswith(current + "{")
+            assert line.rpartition(" ")[0] not in samples
+            samples.add(line.rpartition(" ")[0])
+
+
+def test_a_run_is_written_in_the_collectors_format(tmp_path: Path):
+    """Every metric is there, with its help and type, and in the numbers of the run."""
+    path = tmp_path / "pit.prom"
+    totals = Totals(2, 1000, 1, 500, {"pick*": (3, 4000)}, {"/nvme": 12345}, {5: 2})
+    ended(path, "stage", totals, 0, began=1000.0, now=1002.5)
+    check_exposition(path.read_text())
+    assert {name.removeprefix(PREFIX) for name, _ in read(path)} == set(METRICS)
+    assert value(path, "kept_bytes", policy="stage", rule="pick*") == 4000
+    assert value(path, "free_bytes", policy="stage", root="/nvme") == 12345
+    assert value(path, "last_duration_seconds", policy="stage") == 2.5
+    assert value(path, "last_success_timestamp_seconds", policy="stage") == 1002.5
+    assert value(path, "errors_total", policy="stage", kind="data") == 2
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert os.listdir(tmp_path) == ["pit.prom"]
+
+
+def test_counters_go_on_and_gauges_are_of_the_last_run(tmp_path: Path):
+    """A rule that is gone is gone from the file; what was counted, and the last success, stay."""
+    path = tmp_path / "pit.prom"
+    ended(path, "stage", Totals(2, 1000, kept={"a": (1, 10)}), 0, began=100, now=110)
+    ended(path, "stage", Totals(1, 500, kept={"b": (2, 20)}, errors={75: 1}), 75, began=200, now=210)
+    assert value(path, "copied_bytes_total", policy="stage") == 1500
+    assert value(path, "staged_sets_total", policy="stage") == 3
+    assert value(path, "errors_total", policy="stage", kind="later") == 1
+    assert value(path, "kept_sets", policy="stage", rule="a") is None
+    assert value(path, "kept_sets", policy="stage", rule="b") == 2
+    assert value(path, "last_success_timestamp_seconds", policy="stage") == 110
+    assert value(path, "last_end_timestamp_seconds", policy="stage") == 210
+    assert value(path, "last_exit_code", policy="stage") == 75
+
+
+def test_a_run_that_hangs_shows(tmp_path: Path):
+    """Its start is later than the last end, and all that was known before it still stands."""
+    path = tmp_path / "pit.prom"
+    ended(path, "stage", Totals(kept={"a": (1, 10)}), 0, began=100, now=110)
+    before = read(path)
+    started(path, "stage", 300)
+    after = read(path)
+    start = (PREFIX + "last_start_timestamp_seconds", (("policy", "stage"),))
+    assert after[start] == 300 > after[PREFIX + "last_end_timestamp_seconds", (("policy", "stage"),)]
+    assert {**after, start: 100.0} == before
+    check_exposition(path.read_text())
+
+
+def test_policies_share_a_file_without_harm(tmp_path: Path):
+    """Another policy's samples are left as they stand."""
+    path = tmp_path / "pit.prom"
+    ended(path, "a", Totals(1, 10, kept={"r": (1, 1)}), 0, began=1, now=2)
+    ended(path, "b", Totals(2, 20, kept={"r": (2, 2)}), 5, began=3, now=4)
+    assert value(path, "kept_sets", policy="a", rule="r") == 1
+    assert value(path, "kept_sets", policy="b", rule="r") == 2
+    check_exposition(path.read_text())
+
+
+@given(st.dictionaries(st.text(max_size=12), st.tuples(st.integers(0, 1 << 60), st.integers(0, 1 << 60)), max_size=4))
+def test_any_name_can_be_a_label(kept: dict[str, tuple[int, int]]):
+    """Quotes, backslashes, line ends and whatever a folder's name may hold are escaped, and come back."""
+    samples = {(PREFIX + "kept_sets", (("policy", "p"), ("rule", name))): float(n) for name, (n, _) in kept.items()}
+    text = render(samples)
+    if samples:
+        check_exposition(text)
+    names = [re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), raw) for raw in re.findall(r'rule="(.*)"}', text)]
+    assert sorted(names) == sorted(kept)
+
+
+def test_names_survive_the_file(tmp_path: Path):
+    """What is written is read again, so that counters of odd names go on; a name that is not UTF-8 is made so."""
+    path = tmp_path / "pit.prom"
+    for _ in range(2):
+        totals = Totals(3, kept={'a"b\\c\nd\re': (1, 2)}, free={os.fsdecode(b"/nvme/\xff"): 7})
+        ended(path, 'p"\\', totals, 0, began=1, now=2)
+    path.read_bytes().decode("utf-8", "strict")
+    assert value(path, "staged_sets_total", policy='p"\\') == 6
+    assert value(path, "kept_bytes", policy='p"\\', rule='a"b\\c\nd\re') == 2
+    assert value(path, "free_bytes", policy='p"\\', root="/nvme/?") == 7
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "\xff{", f'{PREFIX}kept_sets{{policy="a"}} nan?', "other 1\n"])
+def test_a_file_of_another_hand_is_begun_anew(tmp_path: Path, text: str):
+    """A torn or foreign file costs the counters, and no run."""
+    path = tmp_path / "pit.prom"
+    path.write_text(text, encoding="latin-1")
+    ended(path, "stage", Totals(1), 0, began=1, now=2)
+    check_exposition(path.read_text())
+    assert value(path, "staged_sets_total", policy="stage") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path):
+    """The collector's folder is often another user's."""
+    with pytest.raises(ClusterError):
+        started(tmp_path / "nowhere" / "pit.prom", "stage", 1)
+
+
+def test_every_exit_code_has_a_kind():
+    """An error that is not counted would be no error to monitoring."""
+    assert set(metrics.KINDS) == {3, 4, 5, 75}

@@ -1,0 +1,546 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.core import proc
+from pitools.core.errors import PitError
+from pitools.stage.cache import lease, records
+from pitools.stage.cache.evict import items
+from pitools.stage.cache.listing import staged
+from pitools.stage.cache.root import prepare
+from pitools.stage.run import stage
+from pitools.stage.source import load
+from pitools.stage.sync import policy
+from pitools.stage.sync.metrics import PREFIX, read
+from pitools.stage.sync.run import WORST, Change, Running, Sync, alone
+
+KEYS = ["schema", "rule", "dataset", "version", "action", "bytes", "copied_bytes", "wall_s", "source", "path", "node"]
+OLD_S = 3600
+
+
+class Site:
+    """A source with datasets, a policy for it, and the runs of `pit-stage sync` over it."""
+
+    def __init__(
+        self, folder: Path, build: Callable[..., Path], pit_stage: Callable[..., tuple[int, str, str]]
+    ) -> None:
+        self.data, self.root, self.file = folder / "data", folder / "nvme" / "pit", folder / "stage.toml"
+        self.metrics = folder / "stage.prom"
+        self._build, self._pit_stage, self._clock = build, pit_stage, time.time() - 1_000_000
+        self.rules()
+
+    def rules(self, *more: str) -> None:
+        """One rule for each text, over the same source and root unless it says otherwise."""
+        texts = []
+        for number, text in enumerate(more or ("",)):
+            rule = {"name": f'"r{number}"', "from": f'"{self.data}"', "to": f'"{self.root}"'}
+            rule |= dict(line.split(" = ", 1) for line in text.splitlines() if line)
+            texts.append("[[rules]]\n" + "".join(f"{key} = {value}\n" for key, value in rule.items()))
+        self.file.write_text("".join(texts))
+
+    def put(self, name: str, size: int = 1000, *, data: Path | None = None) -> str:
+        """A new version, newer than all before it; its name."""
+        folder = self._build(data or self.data, {"zarr.json": b"{}", "a/c/0": os.urandom(16) + bytes(size - 16)}, name)
+        self._clock += 60
+        os.utime(folder / "manifest.json", (self._clock, self._clock))
+        return folder.name
+
+    def sync(self, *more: object) -> tuple[int, str, str]:
+        return self._pit_stage("sync", "--policy", self.file, *more)
+
+    def changes(self, *more: object) -> list[tuple[str, str]]:
+        """Action and version of each record of a run that must succeed."""
+        code, out, err = self.sync("--format", "jsonl", *more)
+        assert (code, err) == (0, ""), err
+        return [(record["action"], record["version"]) for record in map(json.loads, out.splitlines())]
+
+    def staged(self, root: Path | None = None) -> set[str]:
+        return {path.name for path in ((root or self.root) / "objects").glob("*")}
+
+    def age(self) -> None:
+        """Let the last use of every set be long ago, so that eviction spares none for having been used lately."""
+        for path in (self.root / ".leases").iterdir():
+            os.utime(path, (time.time() - OLD_S,) * 2)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return read(self.metrics).get((PREFIX + name, (("policy", "stage"), *labels.items())))
+
+
+@pytest.fixture
+def site(tmp_path: Path, build: Callable[..., Path], pit_stage: Callable[..., Any]) -> Site:
+    """An empty source and root."""
+    return Site(tmp_path, build, pit_stage)
+
+
+def test_the_newest_are_staged_and_the_old_go(site: Site):
+    """Two versions of each match are kept; when a third comes it is staged, and then the oldest is evicted."""
+    site.rules('pattern = "pick*"\nnewest = 2')
+    first, second, other = site.put("pick"), site.put("pick"), site.put("pick2")
+    site.put("place")
+    assert sorted(site.changes()) == sorted(("staged", version) for version in (first, second, other))
+    assert site.changes() == []
+    site.age()
+    third = site.put("pick")
+    assert site.changes() == [("staged", third), ("evicted", first)]
+    assert site.staged() == {second, third, other}
+
+
+def test_a_change_is_a_record_with_frozen_keys(site: Site):
+    """The schema is first, and what is said of the set is so."""
+    version = site.put("pick", 5000)
+    _, out, _ = site.sync("--format", "jsonl")
+    record = json.loads(out)
+    assert list(record) == KEYS
+    assert list(Change.__struct_fields__) == KEYS[1:]
+    assert record["schema"] == "pit.stage-sync/1"
+    assert (record["rule"], record["dataset"], record["bytes"], record["copied_bytes"]) == ("r0", "pick", 5002, 5002)
+    assert record["source"] == str(site.data / "pick" / version)
+    assert record["path"] == str(site.root / "objects" / version)
+    site.age()
+    site.put("pick")
+    _, out, _ = site.sync("--format", "jsonl")
+    record = json.loads(out.splitlines()[1])
+    assert (record["action"], record["dataset"], record["bytes"]) == ("evicted", "pick", 5002)
+
+
+def test_cron_hears_only_of_changes(site: Site):
+    """Without a terminal and a format: one line of a run that did something, and nothing of one that did not."""
+    site.put("pick", 5000)
+    site.put("place", 5000)
+    code, out, err = site.sync()
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"pit-stage sync: stage on \S+: 2 staged \(9\.8 KiB\); 2 kept \(9\.8 KiB\) in .*\n", out)
+    assert site.sync() == (0, "", "")
+
+
+def test_a_terminal_shows_a_table(site: Site, program: list[str]):
+    """For eyes: a line a change, and then what it came to, also where nothing was to be done."""
+    version = site.put("pick")
+
+    def run() -> tuple[list[str], str]:
+        ours, theirs = pty.openpty()
+        argv = [*program, "sync", "--policy", str(site.file)]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, text=True)
+        os.close(theirs)
+        with open(ours, "rb", buffering=0) as terminal:
+            shown = b""
+            with contextlib.suppress(OSError):  # EIO: the other end is closed
+                while block := terminal.read(4096):
+                    shown += block
+        assert done.returncode == 0
+        return shown.decode().splitlines(), done.stderr
+
+    (head, line), said = run()
+    assert head.split() == ["RULE", "ACTION", "DATASET", "VERSION", "BYTES", "COPIED", "BYTES", "PATH"]
+    assert line.split()[:4] == ["r0", "staged", "pick", version]
+    assert "1 staged" in said
+    lines, said = run()
+    assert lines == []
+    assert "no change; 1 kept" in said
+
+
+def test_a_dry_run_changes_nothing(site: Site):
+    """It says what would be staged and evicted, takes no lock, makes no folder and writes no metrics."""
+    first = site.put("pick")
+    assert site.changes("--dry-run", "--metrics", site.metrics) == [("stage", first)]
+    assert not site.root.exists()
+    site.changes()
+    site.age()
+    second = site.put("pick")
+    code, out, err = site.sync("--dry-run")
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["action"] for line in out.splitlines()] == ["stage", "evict"]
+    assert site.staged() == {first}
+    assert not site.metrics.exists()
+    assert site.changes() == [("staged", second), ("evicted", first)]
+
+
+def test_what_others_brought_stays(site: Site):
+    """A set that was there before a rule wanted it, and one that no rule ever wanted, are not sync's to remove."""
+    by_hand, unwanted = site.put("pick"), site.put("other")
+    for name, version in (("pick", by_hand), ("other", unwanted)):
+        stage(load(site.data / name / version), site.root)
+    site.rules('pattern = "pick"')
+    assert site.changes() == []
+    site.age()
+    new = site.put("pick")
+    assert site.changes() == [("staged", new)]
+    assert site.staged() == {by_hand, unwanted, new}
+
+
+def test_what_is_in_use_goes_later(site: Site):
+    """Leased, pinned or just used: the set stays, without a word, until a later run may take it."""
+    first = site.put("pick")
+    site.changes()
+    second = site.put("pick")
+    assert site.changes() == [("staged", second)]  # the first was used a moment ago
+    site.age()
+    with lease.lease(site.root / "objects" / first, use=False):
+        assert site.sync() == (0, "", "")
+    site.age()
+    records.pin(site.root, first)
+    assert site.sync() == (0, "", "")
+    records.pin(site.root, first, pinned=False)
+    assert site.changes() == [("evicted", first)]
+
+
+def test_another_policys_sets_stay(site: Site, tmp_path: Path):
+    """Two policies of one root: what either brought goes only when neither wants it."""
+    first = site.put("pick")
+    site.changes()
+    site.age()
+    site.file = tmp_path / "other" / "stage.toml"
+    site.file.parent.mkdir()
+    site.rules("newest = 2")
+    assert site.changes() == []
+    second = site.put("pick")
+    site.file = tmp_path / "stage.toml"
+    assert site.changes() == [("staged", second)]
+    site.age()
+    site.file = tmp_path / "other" / "stage.toml"
+    site.rules("newest = 1")
+    assert site.changes() == []  # it did not bring the first
+    site.file = tmp_path / "stage.toml"
+    assert site.changes() == [("evicted", first)]
+
+
+def test_a_cap_holds_whatever_the_count(site: Site):
+    """The oldest of what the rule chooses is left out, and goes when it was there."""
+    site.rules('newest = 5\ncap = "2500B"')
+    first, second = site.put("pick"), site.put("pick")
+    assert len(site.changes()) == 2
+    site.age()
+    third = site.put("pick")
+    assert site.changes() == [("staged", third), ("evicted", first)]
+    assert site.staged() == {second, third}
+
+
+def test_a_rule_for_other_nodes_does_nothing_here(site: Site, monkeypatch: pytest.MonkeyPatch):
+    """Neither staging nor eviction: a name that changes between cron and a job must not cost data."""
+    version = site.put("pick")
+    site.rules('nodes = "n[01-02]"')
+    monkeypatch.setenv("SLURMD_NODENAME", "n09")
+    assert site.sync() == (0, "", "")
+    assert not site.root.exists()
+    monkeypatch.setenv("SLURMD_NODENAME", "n01")
+    assert site.changes() == [("staged", version)]
+    site.age()
+    monkeypatch.setenv("SLURMD_NODENAME", "n09")
+    site.rules('nodes = "n[01-02]"', 'pattern = "other"')
+    other = site.put("other")
+    assert site.changes() == [("staged", other)]
+    assert site.staged() == {version, other}
+
+
+def test_a_rule_that_is_gone_gives_its_sets_back(site: Site):
+    """What it brought is evicted by the next run, as long as another rule names the root."""
+    site.rules('pattern = "pick"', 'pattern = "place"')
+    pick, place = site.put("pick"), site.put("place")
+    assert len(site.changes()) == 2
+    site.age()
+    site.rules('name = "r1"\npattern = "place"')
+    assert site.changes() == [("evicted", pick)]
+    assert site.staged() == {place}
+
+
+def test_one_failure_stops_nothing_else(site: Site):
+    """A damaged set, a refused root and an empty source are a line each; the rest is done; the worst code is 5."""
+    good, bad = site.put("pick"), site.put("place")
+    (site.data / "place" / bad / "a" / "c" / "0").write_bytes(b"!" * 1000)
+    site.rules("", 'to = "/proc/pit"', 'from = "/nowhere"', 'pattern = "nothing*"')
+    code, out, err = site.sync("--metrics", site.metrics)
+    assert code == 5
+    assert re.search(r": 1 staged \(.*\), 4 failed; 1 kept", out)
+    assert site.staged() == {good}
+    lines = err.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith('pit-stage sync: error: rule "r') for line in lines)
+    assert str(site.data / "place" / bad / "a" / "c" / "0") in lines[0]
+    kinds = {kind: site.value("errors_total", kind=kind) for kind in ("policy", "refused", "data", "later")}
+    assert kinds == {"policy": 2, "refused": 1, "data": 1, "later": 0}
+
+
+def test_where_anything_failed_nothing_is_evicted(site: Site):
+    """A source that is not mounted, a damaged new version, a newest one over the cap: yesterday's data stays."""
+    first = site.put("pick")
+    site.changes()
+    site.age()
+    hidden = site.data.rename(site.data.with_name("hidden"))
+    site.data.mkdir()
+    code, _, err = site.sync()
+    assert (code, "mounted" in err, site.staged()) == (3, True, {first})
+    site.data.rmdir()
+    hidden.rename(site.data)
+    second = site.put("pick")
+    damaged = site.data / "pick" / second / "a" / "c" / "0"
+    good = damaged.read_bytes()
+    damaged.write_bytes(bytes(1000))
+    code, _, err = site.sync()
+    assert (code, str(damaged) in err, site.staged()) == (5, True, {first})
+    damaged.write_bytes(good)
+    site.rules('cap = "500B"')
+    code, _, err = site.sync()
+    assert (code, "over the cap" in err, site.staged()) == (3, True, {first})
+    site.rules()
+    assert site.changes() == [("staged", second), ("evicted", first)]
+
+
+def test_no_room_is_to_be_tried_again(site: Site, tmpfs: Callable[[str], Path]):
+    """75, one line that names the room, and the set that fits is there."""
+    site.root = tmpfs("size=12m") / "pit"
+    site.rules('min_free = "1MiB"')
+    small, _ = site.put("a", 1000), site.put("b", 20 << 20)
+    code, _, err = site.sync("--metrics", site.metrics)
+    assert (code, len(err.splitlines()), site.staged()) == (75, 1, {small})
+    assert "MiB needed" in err
+    assert (site.value("last_exit_code"), site.value("errors_total", kind="later")) == (75, 1)
+
+
+def test_a_damaged_copy_is_repaired(site: Site):
+    """By names and sizes, as `run` believes a copy that stands."""
+    version = site.put("pick")
+    site.changes()
+    (site.root / "objects" / version / "zarr.json").unlink()
+    assert site.changes() == [("repaired", version)]
+
+
+def test_a_shared_root_is_open_to_read_and_lease(site: Site):
+    """A service account's cache: folders, sets and lease files may be read by all; unfinished copies may not."""
+    site.rules("shared = true")
+    version = site.put("pick")
+    site.changes()
+    modes = {name: (site.root / name).stat().st_mode & 0o777 for name in ("objects", ".leases", ".tmp")}
+    assert modes == {"objects": 0o755, ".leases": 0o755, ".tmp": 0o700}
+    assert (site.root / "objects" / version / "a" / "c" / "0").stat().st_mode & 0o777 == 0o444
+    assert (site.root / ".leases" / version).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_wrong_policy_is_one_line_and_counted(site: Site):
+    """Exit 3, the line, the nearest key; and monitoring sees it, with the last success still told."""
+    site.put("pick")
+    site.sync("--metrics", site.metrics)
+    success = site.value("last_success_timestamp_seconds")
+    site.file.write_text(site.file.read_text() + "newst = 2\n")
+    code, out, err = site.sync("--metrics", site.metrics)
+    assert (code, out) == (3, "")
+    assert err == f'pit-stage sync: error: {site.file}:5, rule 1: unknown key "newst"; did you mean "newest"?\n'
+    assert site.value("last_exit_code") == 3
+    assert site.value("errors_total", kind="policy") == 1
+    assert site.value("last_success_timestamp_seconds") == success
+    assert site.sync("--metrics", site.metrics, "--timeout", "soon")[0] == 2
+
+
+def test_metrics_tell_what_was_done(site: Site):
+    """Sets and bytes kept and copied, evictions, and room; and that nothing happened since, but in time."""
+    first = site.put("pick", 4000)
+    before = time.time()
+    site.sync("--metrics", site.metrics)
+    assert site.value("kept_sets", rule="r0") == 1
+    assert site.value("kept_bytes", rule="r0") == site.value("copied_bytes_total") == 4002
+    assert before <= (site.value("last_start_timestamp_seconds") or 0) + 0.001
+    assert site.value("last_success_timestamp_seconds") == site.value("last_end_timestamp_seconds")
+    assert (site.value("free_bytes", root=str(site.root)) or 0) > 0
+    site.age()
+    site.put("pick", 2000)
+    site.sync("--metrics", site.metrics)
+    assert (site.value("staged_sets_total"), site.value("evicted_sets_total")) == (2, 1)
+    assert (site.value("evicted_bytes_total"), site.value("kept_bytes", rule="r0")) == (4002, 2002)
+    assert first not in site.staged()
+    site.sync("--metrics", site.metrics)
+    assert (site.value("staged_sets_total"), site.value("last_exit_code")) == (2, 0)
+
+
+def test_metrics_that_cannot_be_written_are_an_error_of_their_own(site: Site):
+    """The data is synced all the same, once and with one line."""
+    version = site.put("pick")
+    code, _, err = site.sync("--metrics", "/nowhere/stage.prom")
+    assert (code, len(err.splitlines()), "/nowhere" in err) == (4, 1, True)
+    assert site.staged() == {version}
+
+
+def test_a_second_run_does_nothing(site: Site):
+    """Silent and 0 for cron, a word for people; and the metrics go on to say that the first has not ended."""
+    site.put("pick")
+    site.sync("--metrics", site.metrics)
+    told = site.metrics.read_bytes()
+    site.put("pick")
+    with alone(policy.load(site.file)):
+        assert site.sync("--metrics", site.metrics) == (0, "", "")
+        code, out, err = site.sync("--format", "jsonl")
+        assert (code, out) == (0, "")
+        assert f"another run of this policy is at work: pid {os.getpid()}" in err
+        with pytest.raises(Running), alone(policy.load(site.file)):
+            pass
+    assert site.metrics.read_bytes() == told
+    assert len(site.changes()) == 1
+
+
+def test_another_policy_does_not_wait(site: Site, tmp_path: Path):
+    """The lock is the policy's own; versions have theirs."""
+    version = site.put("pick")
+    with alone(policy.load(site.file)):
+        site.file = tmp_path / "other.toml"
+        site.rules()
+        assert site.changes() == [("staged", version)]
+
+
+def test_a_killed_run_knows_its_sets_again(site: Site, program: list[str]):
+    """kill -9 in the middle: the lock is free, the next run finishes, and what was begun is evicted in its time."""
+    first = site.put("pick", 200 << 20)
+    argv = [*program, "sync", "--policy", str(site.file), "--metrics", str(site.metrics)]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 20
+    while not list(site.root.glob(".tmp/*.partial/a/c/0")) and time.monotonic() < until:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    assert site.staged() == set()
+    started, ended = site.value("last_start_timestamp_seconds"), site.value("last_end_timestamp_seconds")
+    assert started is not None
+    assert ended is None
+    assert site.changes() == [("staged", first)]
+    site.age()
+    second = site.put("pick")
+    assert site.changes() == [("staged", second), ("evicted", first)]
+
+
+def test_a_stopped_run_says_so(site: Site, program: list[str]):
+    """SIGTERM, as `timeout` sends it: the code is 143, in the metrics too, and nothing half done is visible."""
+    site.put("pick", 200 << 20)
+    argv = [*program, "sync", "--policy", str(site.file), "--metrics", str(site.metrics)]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    until = time.monotonic() + 20
+    while not list(site.root.glob(".tmp/*.partial/a/c/0")) and time.monotonic() < until:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (143, b"")
+    assert (site.value("last_exit_code"), site.staged()) == (143, set())
+    assert site.value("last_success_timestamp_seconds") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": "pit.stage-brought/1", "versions": 3}', "\xff"])
+def test_a_lost_memory_removes_nothing(site: Site, text: str):
+    """Where it is not known what runs brought, they brought nothing: sets stay for eviction by age."""
+    first = site.put("pick")
+    site.changes()
+    site.age()
+    (state,) = (site.root / ".records").glob(".sync.*.json")
+    state.write_text(text, encoding="latin-1")
+    second = site.put("pick")
+    assert site.changes() == [("staged", second)]
+    assert site.staged() == {first, second}
+
+
+def test_the_worst_code_is_the_one_somebody_must_look_at(site: Site):
+    """Data, then policy, then refusals; what may pass by itself comes last."""
+    work = Sync(policy.load(site.file), changed=lambda _: None, failed=lambda *_: None)
+    assert work.exit_code() == 0
+    for code in reversed(WORST):
+        work.errors.append(type("E", (PitError,), {"exit_code": code})("x"))
+        assert work.exit_code() == code
+
+
+def test_bookkeeping_is_no_set(site: Site):
+    """What sync keeps at the root is not listed, and nobody who makes room takes it away."""
+    version = site.put("pick")
+    site.changes()
+    assert [record.version for record in staged(site.root)] == [version]
+    assert [item.version for item in items(site.root)] == [version]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+def test_another_users_root_is_refused(site: Site):
+    """A service account's policy does not write into a folder that a user put in its way."""
+    site.put("pick")
+    prepare(site.root)
+    for path in [site.root, *site.root.iterdir()]:
+        os.chown(path, 65534, 65534)
+    code, _, err = site.sync()
+    assert (code, "another user" in err) == (4, True)
+
+
+CRON = "scripts/cron/pit-stage.cron"
+FIELD = r"(?:\*|\d+(?:-\d+)?)(?:/\d+)?(?:,(?:\*|\d+(?:-\d+)?)(?:/\d+)?)*"
+JOB = re.compile(rf"((?:{FIELD}\s+){{5}})(\S.*)")
+
+
+def crontab(text: str) -> tuple[dict[str, str], list[str]]:
+    """Variables and commands, as cron reads them; fails for what cron would refuse or not mean."""
+    variables, commands = {}, []
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        if setting := re.fullmatch(r"([A-Z_]+)=(\S+)", line):
+            assert "$" not in setting[2]
+            variables[setting[1]] = setting[2]
+            continue
+        job = JOB.fullmatch(line)
+        assert job, line
+        for value, (low, high) in zip(job[1].split(), [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)], strict=True):
+            step = value.partition("/")[2]
+            assert all(low <= int(number) <= high for number in re.findall(r"\d+", value.partition("/")[0]))
+            assert not step or 1 <= int(step) <= high
+        assert "%" not in job[2]
+        assert len(line) < 999
+        commands.append(job[2])
+    return variables, commands
+
+
+def test_the_crontab_is_one(repo: Path):
+    """By cron's own rules, and by cron's own program where it is installed and can only look."""
+    variables, commands = crontab((repo / CRON).read_text())
+    assert {"MAILTO", "SHELL", "PATH"} <= variables.keys()
+    assert len(commands) == 1
+    program = shutil.which("crontab")
+    usage = proc.run([program, "--help"], timeout_s=10).stderr if program else ""
+    for flag, told in (("-T", "-T"), ("-n", "dry run")):
+        if program and told in usage:
+            done = proc.run([program, flag, str(repo / CRON)], timeout_s=10)
+            assert done.code == 0, done.stderr
+            break
+
+
+def test_the_crontabs_command_runs(site: Site, repo: Path, tmp_path: Path):
+    """As cron starts it: its shell, its variables, no terminal; a changed node says one line, the same again none."""
+    variables, (command,) = crontab((repo / CRON).read_text())
+    version = site.put("pick")
+    site.rules('pattern = "pick*"\nnewest = 2\ncap = "500GiB"')
+    changed = {"POLICY": str(site.file), "METRICS": str(site.metrics), "SPREAD_S": "0"}
+    assert changed.keys() <= variables.keys()
+    env = {**variables, **changed, "HOME": str(tmp_path), "LOGNAME": "root"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [variables["SHELL"], "-c", command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            start_new_session=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        said.append(done.stdout)
+    assert "1 staged" in said[0]
+    assert said[1] == ""
+    assert site.staged() == {version}
+    assert site.value("last_exit_code") == 0
+
+
+def test_the_example_policy_is_one(repo: Path):
+    """What the README says to copy is read without a word."""
+    (rule,) = policy.load(repo / "scripts" / "cron" / "stage.toml").rules
+    assert (rule.name, rule.newest, rule.applies) == ("pick", 2, True)
+    assert len((repo / "scripts" / "cron" / "README.md").read_text().splitlines()) <= 40
