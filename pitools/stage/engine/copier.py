@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,8 @@ from pitools.core.files import allocate, os_error
 from pitools.stage.engine.journal import Written, line
 from pitools.stage.engine.pieces import SMALL, Task
 from pitools.stage.engine.pool import Seat
-from pitools.stage.local import BLOCK, LocalFile
+from pitools.stage.engine.write import Pace, clone, write, write_direct
+from pitools.stage.local import BLOCK
 from pitools.stage.source import Source, SourceFile
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
@@ -23,10 +23,7 @@ from pitools.store.manifest import FileEntry
 MODE = 0o444
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-# What O_DIRECT wants: addresses, offsets and lengths in multiples of the disk's block.
-_ALIGNED = 4096
 _DIRECT_BLOCK = 1 << 20
-_FICLONE = 0x40049409
 
 
 class Range(NamedTuple):
@@ -65,7 +62,7 @@ class Copier:
         # Page-aligned, as O_DIRECT wants it. Also, 16 bytes into a page, where malloc puts a large bytearray, the
         # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
         self._buffer = memoryview(mmap.mmap(-1, max(SMALL, _DIRECT_BLOCK, self._step)))
-        self._pace = _Pace(work.bytes_per_s * seat.share)
+        self._pace = Pace(work.bytes_per_s * seat.share)
         self._at, self._within = os.open(work.to, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), ""
 
     def __call__(self, task: Task) -> Written | Range:
@@ -97,7 +94,7 @@ class Copier:
                 if small:
                     if self._work.allocate:
                         allocate(descriptor, 0, entry.bytes)
-                    _write(descriptor, self._buffer[: entry.bytes], 0)
+                    write(descriptor, self._buffer[: entry.bytes], 0)
                 else:
                     found = self._bring(entry, file, descriptor)
                 if self._work.durable:
@@ -127,7 +124,7 @@ class Copier:
 
     def _bring(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
         """A large file, shared with the source where the file system can, else copied; its digest."""
-        if not (self._work.clone and _clone(descriptor, file)):
+        if not (self._work.clone and clone(descriptor, file)):
             if self._work.allocate:
                 allocate(descriptor, 0, entry.bytes)
             return self._stream(entry, file, descriptor)
@@ -194,9 +191,9 @@ class Copier:
         """Read, hash and write `length` bytes from `at` on, a buffer at a time."""
         end = at + length
         # Much at once where it goes to the disk, else what the caches hold.
-        room, write = self._step, _write
+        room, put = self._step, write
         if self._work.direct:
-            room, write = len(self._buffer), _write_direct
+            room, put = len(self._buffer), write_direct
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
         while at < end:
             filled, want = 0, min(room, end - at)
@@ -205,7 +202,7 @@ class Copier:
                 count = self._must_read(entry, file, block, at + filled)
                 hasher.update(block[:count])
                 filled += count
-            write(descriptor, self._buffer[:filled], at)
+            put(descriptor, self._buffer[:filled], at)
             self._count(filled)
             at += filled
 
@@ -245,52 +242,6 @@ class Copier:
             what = f"the manifest says {entry.bytes} bytes, the file has {size}"
             hint = "it was changed or cut short: run `check` on the source"
             raise DataError(what, where=f"{self._work.source.label}/{entry.path}", hint=hint)
-
-
-class _Pace:
-    """Waits so that a thread moves no more than its share of a bandwidth, over any few seconds."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._rate, self._due = bytes_per_s, time.monotonic()
-
-    def wait(self, count: int, seat: Seat) -> None:
-        """Account for `count` bytes, and wait until they were due. Raises Stopped."""
-        if not self._rate:
-            return
-        # An idle second is not saved up for a burst.
-        self._due = max(self._due, time.monotonic() - 1) + count / self._rate
-        while (left := self._due - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
-            seat.moved(0)
-
-
-def _clone(descriptor: int, file: SourceFile) -> bool:
-    """Whether a new file now shares the blocks of a source file, as XFS and Btrfs can."""
-    if not isinstance(file, LocalFile):
-        return False
-    try:
-        fcntl.ioctl(descriptor, _FICLONE, file.fileno())
-    except OSError:
-        return False
-    return True
-
-
-def _write(descriptor: int, view: memoryview, offset: int) -> None:
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view = view[count:]
-        offset += count
-
-
-def _write_direct(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write with O_DIRECT, but for the end of a file that is not of the disk's block size."""
-    aligned = len(view) - len(view) % _ALIGNED
-    done = 0
-    while done < aligned and not done % _ALIGNED:
-        done += os.pwrite(descriptor, view[done:aligned], offset + done)
-    if done < len(view):
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-        _write(descriptor, view[done:], offset + done)
 
 
 def wrong_digest(entry: FileEntry, found: str, where: str) -> DataError:
