@@ -33,6 +33,7 @@ def main(theme: str, command: str) -> int:
         f"| {c.n} | {c.reach:g} | {'yes' if c.ok else 'NO'} |"
         for c in cases
     ]
+    commands = [f"- {peer}: `{how}`" for peer, how in sorted({(c.peer, c.command) for c in cases if c.command})]
     text = [
         f"# {theme}", "",
         f"`python {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
@@ -40,6 +41,7 @@ def main(theme: str, command: str) -> int:
         "Ours and the peer's run in turn in one process tree. The ratio is the peer's median time over ours, or what",
         "the case says; above 1, ours is better. The range is over single rounds.", "",
         "| case | peer | ratio | range | rounds | reach | reached |", "|---|---|---|---|---|---|---|", *rows, "",
+        *(["What the peers ran with:", "", *commands, ""] if commands else ()),
     ]  # fmt: skip
     path = Path(__file__).resolve().parent / "results" / f"{theme}_{machine}_{today}.md"
     path.write_text("\n".join(text))

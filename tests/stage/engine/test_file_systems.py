@@ -82,3 +82,23 @@ def test_a_damaged_source_is_found_through_a_clone_too(disk, build):
         stage(load(source), place / "pit")
     assert error.value.where == str(source / "c/3")
     assert os.listdir(place / "pit/objects") == []
+
+
+def test_a_copy_leaves_the_page_cache_to_others(disk, build):
+    """What was read once is dropped, and large files are written past the cache: what training reads stays in it."""
+    place = disk("ext4")
+    source = build(place / "data", {f"c/{i}": os.urandom(8 << 20) for i in range(4)})
+    os.sync()
+    files = list(source.rglob("c/*"))
+    assert sum(_cached(path) for path in files) == 32 << 20
+    record = stage(load(source), place / "pit")
+    files += Path(record.path).rglob("c/*")
+    assert len(files) == 8
+    assert sum(_cached(path) for path in files) < 2 << 20
+
+
+def _cached(path: Path) -> int:
+    """Bytes of a file in the page cache."""
+    done = proc.run(["fincore", "--bytes", "--noheadings", "--output", "RES", str(path)], timeout_s=10)
+    assert done.code == 0, done.stderr
+    return int(done.stdout)
