@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pitools import __version__
 from pitools.commands import stage_cache
 from pitools.commands.options import format_option
-from pitools.commands.stage_options import bytes_of, choice_options, place, readers_option, stoppable, to_option
+from pitools.commands.stage_options import (
+    bytes_of,
+    choice_options,
+    limit_options,
+    place_of_file,
+    readers_option,
+    seconds_of,
+    source,
+    stoppable,
+    to_option,
+)
 from pitools.commands.stage_sync import sync
-from pitools.core import units
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.core.progress import Advance
     from pitools.stage.cache.lock import Holder
+    from pitools.stage.cache.space import Limits
     from pitools.stage.choose import Store
     from pitools.stage.fanout.group import Group
     from pitools.stage.plan import Work
@@ -29,40 +40,57 @@ if TYPE_CHECKING:
     from pitools.store.manifest import Manifest
 
 _RUN_COLUMNS = ("dataset", "version", "state", "files", "bytes", "copied_bytes", "wall_s", "path")
-_PLAN_COLUMNS = ("dataset", "version", "state", "files", "copy_bytes", "free_bytes", "fits", "path")
+_PLAN_COLUMNS = ("dataset", "version", "state", "files", "copy_bytes", "evict_bytes", "free_bytes", "fits", "path")
+_EXITS = """Exit codes: 0 done, 1 the answer is no, 2 usage, 3 a file that a human wrote is wrong, 4 refused, 5 data is
+not what it claims, 75 no room or another process is at it: try again later."""
 
 
-@click.group("stage", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("stage", context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXITS)
+@click.version_option(__version__)
 def group() -> None:
     """Move datasets to a node's own NVMe, verified; a reader sees a whole dataset or none."""
 
 
-@group.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@group.command(epilog=_EXITS)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=source)
 @to_option(required=True)
 @choice_options
+@limit_options
 @format_option
-def plan(sources: tuple[str, ...], root: Path, arrays: str, steps: str, episodes: str, form: str) -> int:
-    """What `run` would copy, and whether it fits. Exit 1 when it does not.
+def plan(
+    sources: tuple[str, ...], root: Path, arrays: tuple[str, ...], steps: str, episodes: str,
+    quota: int | None, min_free: int | None, form: str,
+) -> int:  # fmt: skip
+    """What `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
 
-    SOURCE is as for `run`.
+    SOURCE is <root>/<name>/<version>, or <root>/<name> where there is one version, or any Zarr store; s3://, gs://
+    and az:// of these.
+
+    \b
+      set -o pipefail; pit-stage plan /data/pick --to /nvme/pit | pit-stage run -
     """
-    return _plan(list(_work(sources, root, (arrays, steps, episodes))), form)
+    return _plan(list(_work(sources, root, arrays, steps, episodes)), _limits(quota, min_free), form)
 
 
-def _plan(work: list[Work], form: str) -> int:
+def _plan(work: list[Work], limits: Limits, form: str) -> int:
     from pitools.stage import plan as planning
 
     fits = True
     with Output(form, _PLAN_COLUMNS) as out:
-        for record in planning.plan(work):
+        for record in planning.plan(work, limits):
             out(record)
             fits = fits and record.fits
     return 0 if fits else 1
 
 
-@group.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+def _limits(quota: int | None, min_free: int | None) -> Limits:
+    from pitools.stage.cache.space import Limits
+
+    return Limits(quota_bytes=quota, min_free_bytes=min_free or 0)
+
+
+@group.command(epilog=_EXITS)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=source)
 @to_option(required=False)
 @choice_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, as `plan` does.")
@@ -70,61 +98,57 @@ def _plan(work: list[Work], form: str) -> int:
 @click.option(
     "--fanout",
     is_flag=True,
-    help="In a job step, one task a node: read the source once for all nodes, and pass it on between them.",
+    help="In a job step, one task a node: read the source once for all nodes, and pass it on between them. "
+    "The job's script exports a secret, PIT_NONCE, before srun.",
 )
 @readers_option
 @click.option("--bwlimit", metavar="SIZE", callback=bytes_of, help="The most bytes a second to read, such as 200MiB.")
+@limit_options
 @click.option(
-    "--quota",
-    metavar="SIZE",
-    callback=bytes_of,
-    envvar="PIT_STAGE_QUOTA",
-    help="The most that ROOT may hold; the least recently used sets go first.",
+    "--timeout",
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    callback=seconds_of,
+    help="Wait this long for another process that stages the same version: 90s, 30m; a bare number is minutes.",
 )
-@click.option(
-    "--min-free",
-    metavar="SIZE",
-    callback=bytes_of,
-    envvar="PIT_STAGE_MIN_FREE",
-    help="What must stay free on ROOT's disk; the least recently used sets go first.",
-)
-@click.option("--timeout", default="1h", show_default=True, metavar="TIME", help="Wait for another process this long.")
-@click.option("--receipt", type=place, metavar="FILE", help="Also write the records here, when all are staged.")
+@click.option("--receipt", type=place_of_file, metavar="FILE", help="Also write the records here, when all are staged.")
 @format_option
 def run(
-    sources: tuple[str, ...], root: Path | None, arrays: str, steps: str, episodes: str, dry_run: bool,
+    sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str, dry_run: bool,
     verify: bool, fanout: bool, readers: int | None,
-    bwlimit: int | None, quota: int | None, min_free: int | None, timeout: str, receipt: Path | None, form: str,
+    bwlimit: int | None, quota: int | None, min_free: int | None, timeout: int, receipt: Path | None, form: str,
 ) -> int:  # fmt: skip
     """Copy dataset versions to ROOT/objects/<version>, verified; safe to repeat.
 
     SOURCE is <root>/<name>/<version>, or <root>/<name> where there is one version, or any Zarr store; s3://, gs://
-    and az:// of these; or - for `plan`'s records. An interrupted copy goes on where it stopped.
+    and az:// of these; or - for `plan`'s records. Several are staged in turn, up to the first that cannot be. An
+    interrupted copy goes on where it stopped when the same command is run again.
+
+    \b
+      pit-stage run /data/pick --to '/nvme/{user}/pit' --min-free 100GiB
+      pit-stage run /data/pick --to /nvme/pit --arrays 'action,obs/*_image' --episodes 0-99
+      pit-stage run s3://lab/pick.zarr --to /nvme/pit --bwlimit 200MiB
     """
     import msgspec
 
-    from pitools.core.files import os_error, write_atomic
-    from pitools.stage.cache.space import Limits
+    from pitools.core.files import write_atomic
     from pitools.stage.choose import Store
     from pitools.stage.run import stage
 
-    work = _work(sources, root, (arrays, steps, episodes))
+    work = _work(sources, root, arrays, steps, episodes)
+    limits = _limits(quota, min_free)
     if dry_run:
-        return _plan(list(work), form)
-    timeout_s = units.seconds(timeout)
-    limits = Limits(quota_bytes=quota, min_free_bytes=min_free or 0)
+        return _plan(list(work), limits, form)
     group = _group() if fanout else None
     lines = []
     if receipt:
-        try:
-            receipt.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # before the copy, which may take an hour
-            raise os_error(error, receipt.parent) from error
-    with stoppable(), Output(form, _RUN_COLUMNS) as out:
+        _make_ready(receipt)
+    with stoppable(), _told(), Output(form, _RUN_COLUMNS) as out:
         for what, to, _ in work:
             with _bar(what.manifest) as (advance, finished, waiting):
                 how: Any = {
-                    "verify": verify, "readers": readers or 0, "bytes_per_s": bwlimit or 0, "timeout_s": timeout_s,
+                    "verify": verify, "readers": readers or 0, "bytes_per_s": bwlimit or 0, "timeout_s": timeout,
                     "limits": limits, "advance": advance, "finished": finished, "waiting": waiting,
                 }  # fmt: skip
                 record = (
@@ -137,6 +161,28 @@ def run(
         if receipt:
             write_atomic(receipt, b"".join(lines))
     return 0
+
+
+def _make_ready(receipt: Path) -> None:
+    """Find out whether it can be written before the copy, which may take an hour."""
+    from pitools.core.files import os_error
+
+    if receipt.is_dir():
+        raise UsageError(f"{receipt} is a folder, not a file", where="--receipt", hint=f"{receipt}/stage.jsonl")
+    try:
+        receipt.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise os_error(error, receipt.parent) from error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whoever stops it, with Ctrl-C or scancel, reads that nothing is lost."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _note("stopped; files that were done are kept, and the same command goes on from there")
+        raise
 
 
 @contextmanager
@@ -182,23 +228,26 @@ def _note(text: str) -> None:
     click.echo(f"pit-stage: note: {text}", err=True)
 
 
-def _work(sources: tuple[str, ...], root: Path | None, choice: tuple[str, str, str]) -> Iterator[Work]:
+def _work(
+    sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str
+) -> Iterator[Work]:  # fmt: skip
     """What to stage where, from the command line or from plans on stdin."""
     from pitools.stage import plan as planning
-    from pitools.stage.choose import Choice, resolve
+    from pitools.stage.choose import chosen
 
-    arrays, steps, episodes = choice
     if "-" in sources:
-        if len(sources) > 1 or root or any(choice):
-            raise UsageError("- stands alone: the plans say what goes where", hint="pit-stage plan … | pit-stage run -")
+        if len(sources) > 1 or root or arrays or steps or episodes:
+            what = "- stands alone, and for `run`: the plans say what goes where"
+            raise UsageError(what, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
         for record in planning.read(sys.stdin):
-            yield planning.Work(resolve(record.source, record.choice, _note), Path(record.root), record.choice)
+            yield planning.work(record.source, Path(record.root), record.choice, _note)
         return
     if root is None:
-        raise UsageError("where to?", where="--to", hint="name the staging folder on this node, such as --to /nvme/pit")
-    chosen = Choice(tuple(name for name in arrays.split(",") if name), steps, episodes)
+        given = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
+        raise UsageError("where to?", where="--to", hint=f"name the staging folder on this node{given}")
+    choice = chosen(arrays, steps, episodes)
     for text in sources:
-        yield planning.Work(resolve(text, chosen, _note), root, chosen)
+        yield planning.work(text, root, choice, _note)
 
 
 for command in (stage_cache.list_, stage_cache.check, stage_cache.pin, stage_cache.unpin, stage_cache.evict, sync):

@@ -74,11 +74,14 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
-        stay = 0
+        stay: list[str] = []
         for version in listing.find(root, versions):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
-                stay += record.state == "kept"
+                stay += [record.reason] if record.state == "kept" else []
+    for reason, what_next in ((evicting.PINNED, "pit-stage unpin"), (evicting.UNKNOWN, "--force, if it is elsewhere")):
+        if reason in stay:
+            click.echo(f"pit-stage evict: {reason}: {what_next}", err=True)
     return 1 if stay else 0
 
 
@@ -159,9 +162,9 @@ def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_ru
 
 
 def _require_root(root: Path) -> None:
+    from pitools.stage.cache import listing
     from pitools.stage.cache import root as roots
 
-    if not (root / roots.OBJECTS).is_dir():
-        raise UsageError("not a staging root", where=str(root), hint="give what `pit-stage run --to` was given")
+    listing.require_root(root)
     roots.prepare(root)
     roots.sweep(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,22 +12,62 @@ from typing import Any, TypeVar
 
 import click
 
+from pitools.core.errors import UsageError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def place(text: str) -> Path:
-    """A path in which `{node}`, `{user}` and `{job}` are filled in, so that one srun line serves every node."""
-    if "{" in text:
-        from pitools.site.template import fill
+class _Path(click.Path):
+    """A path on this node, or anything else that a user may mean by SOURCE; the shell completes it."""
 
-        text = fill(text)
-    return Path(text).absolute()
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text, but for one of nothing, which a variable that is not set leaves behind."""
+        if not value:
+            hint = "is a variable not set? `set -u` makes the shell refuse it"
+            raise UsageError("an empty path", where=_name(param), hint=hint)
+        return value
+
+
+class _Place(_Path):
+    """A path in which `{node}`, `{user}` and `{job}` are filled in, so that one srun line serves every node."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, absolute."""
+        text = super().convert(value, param, ctx)
+        if text == "-":
+            raise UsageError("a path is wanted, not -", where=_name(param), hint="records go to stdout by themselves")
+        if isinstance(text, str) and "{" in text:
+            from pitools.site.template import fill
+
+            text = fill(text)
+        return Path(text).absolute()
+
+
+class _Root(_Place):
+    """A staging folder: not the whole file system, which `--to "$UNSET/"` would mean."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The folder, absolute."""
+        root = super().convert(value, param, ctx)
+        if os.path.realpath(root) == "/":
+            hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
+            raise UsageError("/ is no staging folder", where=_name(param), hint=hint)
+        return root
+
+
+def _name(param: click.Parameter | None) -> str:
+    return "" if param is None else param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+
+
+source = _Path(file_okay=False)  # what the shell completes; nothing is looked at here
+place = _Place(file_okay=False)
+place_of_file = _Place()
 
 
 def to_option(*, required: bool) -> Callable[[F], F]:
     """`--to ROOT`."""
     return click.option(
-        "--to", "root", required=required, metavar="ROOT", type=place,
+        "--to", "root", required=required, metavar="ROOT", type=_Root(file_okay=False),
         help="The node's staging folder; {node}, {user}, {job} are filled in.",
     )  # fmt: skip
 
@@ -44,17 +85,52 @@ def choice_options(function: F) -> F:
     for option in (
         click.option("--episodes", default="", metavar="LIST", help="Only shards of these episodes, such as 3,7-9."),
         click.option("--steps", default="", metavar="A:B", help="Only shards of steps A up to B, B not included."),
-        click.option("--arrays", default="", metavar="NAMES", help="Only these arrays, or groups of them: a,b/c."),
-    ):
+        click.option(
+            "--arrays", multiple=True, metavar="NAMES",
+            help="Only these arrays, groups of them or globs: action,obs/state,'obs/*_image'. May be given again.",
+        ),
+    ):  # fmt: skip
         function = option(function)
     return function
 
 
-def bytes_of(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+def limit_options(function: F) -> F:
+    """`--quota`, `--min-free`: what staging leaves to others."""
+    for option in (
+        click.option(
+            "--min-free", metavar="SIZE", callback=bytes_of, envvar="PIT_STAGE_MIN_FREE", show_envvar=True,
+            help="What must stay free on ROOT's disk; the least recently used sets go first.",
+        ),
+        click.option(
+            "--quota", metavar="SIZE", callback=bytes_of, envvar="PIT_STAGE_QUOTA", show_envvar=True,
+            help="The most that ROOT may hold; the least recently used sets go first.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def bytes_of(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """A size as people write it, for an option's callback. Raises UsageError."""
     from pitools.core import units
 
-    return None if text is None else units.size(text)
+    return None if text is None else _read(units.size, text, ctx, param)
+
+
+def seconds_of(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """A duration as people write it, for an option's callback. Raises UsageError."""
+    from pitools.core import units
+
+    return _read(units.seconds, text, ctx, param)
+
+
+def _read(parse: Callable[[str], int], text: str, ctx: click.Context, param: click.Parameter) -> int:
+    try:
+        return parse(text)
+    except UsageError as error:
+        given = ctx.get_parameter_source(param.name or "")
+        named = param.envvar if given is click.core.ParameterSource.ENVIRONMENT else param.opts[0]
+        raise UsageError(error.what, where=str(named), hint=error.hint) from error
 
 
 @contextmanager

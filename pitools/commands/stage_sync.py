@@ -14,7 +14,7 @@ import click
 from pitools.commands.options import format_option
 from pitools.commands.stage_options import stoppable
 from pitools.core import units
-from pitools.core.errors import ClusterError, PitError
+from pitools.core.errors import ClusterError, PitError, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--policy", "path", required=True, type=_FILE, metavar="FILE", help="The rules: see scripts/cron.")
+@click.option("--policy", "path", required=True, type=_FILE, metavar="FILE", help="The rules, in TOML.")
 @click.option("--metrics", type=_FILE, metavar="FILE", help="Write what was done for node_exporter to NAME.prom.")
 @click.option("--dry-run", is_flag=True, help="Say what would be staged and evicted, and change nothing.")
 @click.option(
@@ -43,12 +43,16 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     One record a change, and a line an error. Without a terminal and --format, as in cron, nothing is said of a run
     that changed nothing, and one line of another. While a run is at work another of the same policy does nothing,
     with exit code 0; --metrics shows how long ago the last success was.
+
+    An example of a policy and of a crontab: scripts/cron, which pip puts into share/pitools/scripts/cron.
     """
     from pitools.stage.sync import policy as policies
     from pitools.stage.sync.metrics import Totals
     from pitools.stage.sync.run import Running, Sync, alone
 
     timeout_s = units.seconds(timeout)
+    if metrics and metrics.suffix != ".prom":
+        raise UsageError(f'"{metrics}" does not end in .prom', hint="node_exporter reads no file of another name")
     quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
     book = _Book(None if dry_run else metrics, path.stem)
     try:
@@ -97,10 +101,10 @@ class _Book:
 
     def __init__(self, path: Path | None, policy: str) -> None:
         self._path, self._policy, self._began = path, policy, time.time()
-        self._failed = 0
+        self._started, self._failed = time.monotonic(), 0
 
     def wall_s(self) -> float:
-        return time.time() - self._began
+        return time.monotonic() - self._started
 
     def begin(self) -> None:
         from pitools.stage.sync import metrics
@@ -111,7 +115,11 @@ class _Book:
         """The exit code: where all else is well, that of metrics which could not be written."""
         from pitools.stage.sync import metrics
 
-        self._try(lambda path: metrics.ended(path, self._policy, totals, code, began=self._began, now=time.time()))
+        self._try(
+            lambda path: metrics.ended(
+                path, self._policy, totals, code, began=self._began, now=time.time(), wall_s=self.wall_s()
+            )
+        )
         return code or self._failed
 
     def _try(self, write: Callable[[Path], None]) -> None:

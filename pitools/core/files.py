@@ -6,8 +6,10 @@ import ctypes
 import errno
 import os
 import re
+import stat
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from pitools.core.errors import ClusterError, NoSpace, PitError
 
@@ -32,6 +34,15 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise os_error(error, path) from error
+
+
+def plain_file(path: Path) -> BinaryIO:
+    """A regular file opened to be read; a link, or what would keep its reader waiting, raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def sync_dir(folder: Path) -> None:
@@ -75,7 +86,7 @@ def _libc() -> ctypes.CDLL:
 def file_system(path: Path) -> str:
     """The type of the file system that `path` is on, such as `ext4` or `tmpfs`; "" where that is not to be known."""
     place, found, longest = f"{path.resolve()}/", "", 0
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         mount, _, described = line.partition(" - ")
         # By place and not by device number: those of Btrfs are not the ones that stat(2) tells.
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4]).rstrip("/") + "/"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, UsageError
 from pitools.stage.local import LocalSource, reading
-from pitools.stage.source import Dataset, Source, find, is_url, load
+from pitools.stage.source import Dataset, Source, find, is_store, is_url, load
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, Manifest
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pitools.stage.plain.stores import Survey
 
 T = TypeVar("T")
-# By what a folder is seen to be a Zarr store.
-_MARKS = ("zarr.json", ".zgroup", ".zarray")
 
 
 class Choice(NamedTuple):
@@ -35,6 +33,17 @@ class Choice(NamedTuple):
 
 
 EVERYTHING = Choice()
+
+
+def chosen(arrays: Iterable[str], steps: str, episodes: str) -> Choice:
+    """The choice of what a user wrote, names apart by commas: in one order, so that one part has one name.
+
+    Raises UsageError for names that are none.
+    """
+    names = {name.strip().strip("/") for text in arrays for name in text.split(",")} - {""}
+    if any(arrays) and not names:
+        raise UsageError("it names no array", where="--arrays", hint="such as action,obs/state or 'obs/*_image'")
+    return Choice(tuple(sorted(names)), steps, episodes)
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +77,7 @@ def resolve(
     for text in found.notes:
         note(text)
     if found.manifest == dataset.manifest:
+        note("every file is needed for this choice: the whole version is meant")
         return dataset
     data = manifests.encode(found.manifest)
     return structs.replace(dataset, manifest=found.manifest, data=data, version=manifests.version(data))
@@ -90,7 +100,7 @@ def _survey(place: str | Path) -> tuple[Source, Survey] | None:
     folder = Path(place).absolute()
     with reading(folder):
         # `lexists`: whatever is called manifest.json makes it a version, though perhaps a broken one.
-        if os.path.lexists(folder / FILE_NAME) or not any((folder / mark).exists() for mark in _MARKS):
+        if os.path.lexists(folder / FILE_NAME) or not is_store(folder):
             return None
     from pitools.stage.plain import stores
 
@@ -138,6 +148,10 @@ def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
         reader = source.connect()
         try:
             return work(lambda path: stores.read_whole(reader, path))
+        except DataError as error:  # of a file, as the manifest names it
+            if not error.where or error.where.startswith(source.label):
+                raise
+            raise DataError(error.what, where=f"{source.label}/{error.where}", hint=error.hint) from error
         finally:
             reader.close()
 

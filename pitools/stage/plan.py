@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record
-from pitools.stage.cache.root import free_bytes, needed_bytes, object_path, require_safe
-from pitools.stage.choose import Choice, Store
+from pitools.stage.cache.root import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
+from pitools.stage.choose import EVERYTHING, Choice, Store, resolve
+from pitools.stage.local import LocalSource
 from pitools.stage.source import Dataset
 from pitools.stage.verify import looks_whole
+
+if TYPE_CHECKING:
+    from pitools.stage.cache.space import Lack, Limits, Usages
+
+_PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
 
 
 class Work(NamedTuple):
@@ -22,15 +28,29 @@ class Work(NamedTuple):
 
     what: Dataset | Store
     root: Path
-    choice: Choice = Choice()
+    choice: Choice = EVERYTHING
+
+
+def work(
+    place: str | Path, root: Path, choice: Choice = EVERYTHING, note: Callable[[str], None] = lambda _: None
+) -> Work:  # fmt: skip
+    """What a user means, and where to. Raises as `resolve`, and UsageError for a root inside what is to be staged."""
+    what = resolve(place, choice, note)
+    if isinstance(what.source, LocalSource):
+        source = os.path.realpath(what.source.folder)
+        if os.path.commonpath([source, os.path.realpath(root)]) == source:
+            hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
+            raise UsageError(f"{root} is inside what is to be staged, {source}", where="--to", hint=hint)
+    return Work(what, root, choice)
 
 
 class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     """What `run` would do for one version; `run -` accepts it.
 
     state: of the version at the root now, by names and sizes. copy_bytes: 0 when it is present. free_bytes: at the
-    root, what the plans before this one take already taken off. fits: whether there is room. version: "" of a store
-    without a manifest, which has none before it is staged. arrays, steps, episodes: the part of the source.
+    root, what the plans before this one take already taken off. fits: whether there is room, or will be when
+    evict_bytes of other sets have gone. version: "" of a store without a manifest, which has none before it is staged.
+    arrays, steps, episodes: the part of the source.
     """
 
     dataset: str
@@ -47,6 +67,7 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     arrays: tuple[str, ...] = ()
     steps: str = ""
     episodes: str = ""
+    evict_bytes: int = 0
 
     @property
     def choice(self) -> Choice:
@@ -54,18 +75,20 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
         return Choice(self.arrays, self.steps, self.episodes)
 
 
-def plan(work: Iterable[Work]) -> Iterator[Plan]:
+def plan(work: Iterable[Work], limits: Limits | None = None) -> Iterator[Plan]:
     """One plan for each piece of work, in order. Changes nothing. Raises ClusterError when a root is refused."""
     taken: dict[Path, int] = {}
+    evicted: dict[Path, int] = {}
     for what, to, choice in work:
         root = to.absolute()
         require_safe(root)
-        found = _standing(what, root) if isinstance(what, Store) else what
-        version = found.version if found else ""
+        version, found = _standing(what, root) if isinstance(what, Store) else (what.version, what)
         final = object_path(root, version) if version else root
         present = found is not None and looks_whole(final, found)
         needed = 0 if present else needed_bytes(what.manifest.files)
-        free = max(0, free_bytes(root) - taken.get(root, 0))
+        before, gone = taken.get(root, 0), evicted.get(root, 0)
+        free = max(0, free_bytes(root) - before)
+        fits, evict = _fits(root, before + needed, limits, what) if needed else (True, gone)
         total = what.manifest.total_bytes
         yield Plan(
             dataset=what.manifest.name,
@@ -78,26 +101,51 @@ def plan(work: Iterable[Work]) -> Iterator[Plan]:
             bytes=total,
             copy_bytes=0 if present else total,
             free_bytes=free,
-            fits=needed <= free,
+            fits=fits,
+            evict_bytes=max(0, evict - gone),
             **choice._asdict(),
         )
-        taken[root] = taken.get(root, 0) + needed
+        taken[root], evicted[root] = before + needed, max(evict, gone)
 
 
-def _standing(store: Store, root: Path) -> Dataset | None:
-    from pitools.stage.plain.run import standing
+def _fits(root: Path, needed: int, limits: Limits | None, what: Dataset | Store) -> tuple[bool, int]:
+    """Whether so many bytes go to a root within its limits, and how many of other sets would be evicted for them."""
+    from pitools.stage.cache import listing, space
 
-    return standing(store, root)
+    limits = limits or space.Limits()
+    disk = needed + limits.min_free_bytes - free_bytes(root)
+
+    def lack(usages: Usages) -> Lack:
+        quota = limits.quota_bytes
+        return space.Lack(0 if quota is None else listing.total(usages.values()) + needed - quota, disk)
+
+    if limits.quota_bytes is None and disk <= 0:
+        return True, 0  # without a look at every file of the root
+    if not (root / OBJECTS).is_dir():
+        return lack({}).bytes <= 0, 0
+    try:
+        sparing = what.key if isinstance(what, Store) else what.version
+        done = space.make_room(root, lack, sparing=sparing, dry_run=True)
+    except PitError:  # a root of another user, who alone may evict there
+        return False, 0
+    return not done.missing, sum(size for _, size in done.gone)
+
+
+def _standing(store: Store, root: Path) -> tuple[str, Dataset | None]:
+    from pitools.stage.plain import run
+
+    return run.version_of(store, root), run.standing(store, root)
 
 
 def read(lines: Iterable[str]) -> list[Plan]:
-    """Plans from JSON Lines. Raises UsageError naming the line that is none."""
+    """Plans from JSON Lines, one at least. Raises UsageError naming the line that is none."""
     plans = []
     for number, line in enumerate(lines, start=1):
         try:
             plans.append(msgspec.json.decode(line, type=Plan))
-        except msgspec.DecodeError as error:
-            raise UsageError(
-                f"not a plan: {error}", where=f"stdin, line {number}", hint="pit-stage plan … | pit-stage run -"
-            ) from error
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise UsageError(f"not a plan: {error}", where=f"stdin, line {number}", hint=_PIPE) from error
+    if not plans:
+        # A `plan` that failed says nothing, and the shell takes the last command's exit code for the pipe's.
+        raise UsageError("no plan: `plan` failed, or was not asked", where="stdin", hint=_PIPE)
     return plans

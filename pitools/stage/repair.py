@@ -49,6 +49,8 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
         name = findings[0].dataset
         return Repair(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
 
+    if not os.path.lexists(path):
+        return say("failed", "it is not there any more: it was evicted while it was read")
     if all(finding.problem == "extra" for finding in findings):
         return say("failed", "the set is whole, but holds files that its manifest does not name: remove them")
     try:

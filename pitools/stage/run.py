@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
-from pitools.core.errors import DataError, NoSpace
+from pitools.core.errors import DataError, NoSpace, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.core.progress import Advance
 from pitools.core.record import Record
@@ -26,6 +28,7 @@ from pitools.stage.cache.root import (
     partial_path,
     prepare,
     require_safe,
+    touch_lease,
 )
 from pitools.stage.cache.space import Limits
 from pitools.stage.engine.copy import Orders, readers_for
@@ -48,7 +51,8 @@ class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
     state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced).
     path: the folder to train from. bytes: of all files. copied_bytes: read from the source by this call;
     peer_bytes: read from other nodes; linked_bytes: shared with versions staged before; resumed_bytes: done by an
-    interrupted call before this one. verified_bytes: compared by digest by this call.
+    interrupted call before this one. verified_bytes: read and compared by this call, with the manifest's digests, or
+    where there are none yet, of a plain store, with the checksums that the store itself holds.
     """
 
     dataset: str
@@ -95,6 +99,9 @@ def stage(
         return looks_whole(final, dataset)
 
     require_safe(root, reading=True)
+    if os.path.lexists(final):  # before it is looked at, so that what is found is not evicted the next moment
+        with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
+            touch_lease(root, dataset.version)
     state: State = "present"
     moved = None
     with _fanned(dataset, root, group) as fan:
@@ -107,7 +114,7 @@ def stage(
                     source = fan.source if fan else dataset.source
                     moved = _replace(
                         structs.replace(dataset, source=source), final, root, orders, limits or Limits(),
-                        advance=telling(tell, dataset.manifest.total_bytes, advance),
+                        advance=telling(tell, dataset.manifest.total_bytes, advance), link=not verify,
                     )  # fmt: skip
         if fan:
             fan.all_done()
@@ -142,11 +149,11 @@ def record_of(
 
 
 def _replace(
-    dataset: Dataset, final: Path, root: Path, orders: Orders, limits: Limits, *, advance: Advance
+    dataset: Dataset, final: Path, root: Path, orders: Orders, limits: Limits, *, advance: Advance, link: bool = True
 ) -> Moved:  # fmt: skip
     """Bring the version into its unfinished folder, going on where an interrupted call stopped, and publish it."""
     try:
-        moved = fill(dataset, root, orders, limits, advance=advance)
+        moved = fill(dataset, root, orders, limits, advance=advance, link=link)
         new = seal(partial_path(root, dataset.version), dataset)
         # First, because a set without a record is one of unknown source, which is never evicted.
         records.write(
@@ -159,6 +166,10 @@ def _replace(
         # This version cannot come from this source, or not to this disk: nothing is worth keeping room for.
         discard(root, dataset.version)
         raise
+    except PitError:
+        if not journal_path(root, dataset.version).exists():  # nothing was begun
+            discard(root, dataset.version)
+        raise
     except OSError as error:
         raise os_error(error, partial_path(root, dataset.version)) from error
     return moved
@@ -169,7 +180,8 @@ def publish_new(new: Path, final: Path, root: Path) -> None:
     # Only now, with the new copy complete: jobs that read the damaged one keep it as long as can be.
     if os.path.lexists(final):
         move_aside(final, root)
-    publish(new, final)
+    if not publish(new, final):
+        raise TryLater("something else took the set's place meanwhile", where=str(final), hint="run this again")
 
 
 def telling(tell: Tell, total: int, advance: Advance) -> Advance:
@@ -197,7 +209,12 @@ def _fanned(dataset: Dataset, root: Path, group: Group | None) -> Iterator[Fan |
     if isinstance(source, LocalSource):
         source = structs.replace(source, once=True)
     with joined(source, dataset.manifest.files, dataset.version, folders, group) as fan:
-        yield fan
+        try:
+            yield fan
+        finally:
+            if names := fan.received().distrusted:
+                what = "gave wrong bytes, which were read again from the source: run `pit-stage check` there"
+                print(f"pit-stage: note: {', '.join(names)} {what}", file=sys.stderr, flush=True)
 
 
 def _orders(fan: Fan | None, orders: Orders) -> Orders:

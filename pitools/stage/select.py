@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from msgspec import structs
@@ -21,7 +22,7 @@ from pitools.stage import boundaries
 from pitools.stage.plain.stores import BOUNDARIES
 from pitools.store import keys, zarr
 from pitools.store.digest import hasher_for
-from pitools.store.manifest import EPISODE_PREFIX, FileEntry, Manifest, Subset
+from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, FileEntry, Manifest, Subset
 from pitools.store.zarr import METADATA, V2_CONSOLIDATED, V3, Array
 
 Runs = tuple[tuple[int, int], ...]
@@ -42,16 +43,16 @@ def subset(
 ) -> Selection:  # fmt: skip
     """The part of a version that holds these arrays and steps.
 
-    version: "" for a store that has none. read: the bytes of one of its files. arrays: names, or groups of them, none
-    for all; those that say where episodes lie come along. steps: `a:b`, as in Python, but never clipped. episodes:
-    `3,7-9`. The same choice of the same version always gives the same manifest.
+    version: "" for a store that has none. read: the bytes of one of its files. arrays: names, groups or globs of them,
+    none for all; those that say where episodes lie come along. steps: `a:b`, as in Python, but never clipped.
+    episodes: `3,7-9`. The same choice of the same version always gives the same manifest.
 
     Raises UsageError for what is not there, DataError for a file that is not what the manifest says, as `read` does.
     """
     get = _verified(manifest, read)
     known = zarr.read((entry.path for entry in manifest.files), get)
     if {array.name: array.shape for array in known.values()} != {n: s.shape for n, s in manifest.arrays.items()}:
-        raise DataError("its manifest and its metadata name different arrays", where=manifest.name)
+        raise DataError("its manifest and its metadata name different arrays", where=FILE_NAME)
     names = _names(manifest, arrays)
     runs = _runs(manifest, known, get, steps, episodes)
     part = structs.replace(
@@ -89,9 +90,11 @@ def _names(manifest: Manifest, wanted: Sequence[str]) -> tuple[str, ...]:
     known = sorted(manifest.arrays)
     kept = set() if wanted else set(known)
     for name in wanted:
-        found = {other for other in known if other == name or other.startswith(f"{name.rstrip('/')}/")}
+        inside = f"{name.rstrip('/')}/"
+        found = {other for other in known if other == name or other.startswith(inside) or fnmatchcase(other, name)}
         if not found:
-            raise UsageError(f"no array {name!r}", where="--arrays", hint=nearest(name, known))
+            hint = "it is a single array: leave --arrays out" if known == ["."] else nearest(name, known)
+            raise UsageError(f"no array {name!r}", where="--arrays", hint=hint)
         kept |= found
     kept |= {name for name in known if name in BOUNDARIES or name.startswith(EPISODE_PREFIX)}
     return tuple(sorted(kept))
@@ -104,7 +107,7 @@ def _runs(
     if manifest.subset:
         here = manifest.subset.steps
     if steps and episodes:
-        raise UsageError("both --steps and --episodes", hint="give one of them")
+        raise UsageError("both --steps and --episodes", where="--steps", hint="give one of them")
     if steps:
         wanted: Runs = (_parse_steps(steps, manifest.steps),)
     elif episodes:
@@ -114,7 +117,8 @@ def _runs(
     for run in wanted:
         if not any(start <= run[0] and run[1] <= stop for start, stop in here):
             has = ", ".join(f"{start}:{stop}" for start, stop in here)
-            raise UsageError(f"steps {run[0]}:{run[1]} are not in this subset", hint=f"it has {has}")
+            where = "--steps" if steps else "--episodes"
+            raise UsageError(f"steps {run[0]}:{run[1]} are not in this subset", where=where, hint=f"it has {has}")
     return wanted
 
 
@@ -125,10 +129,12 @@ def _parse_steps(text: str, steps: int) -> tuple[int, int]:
         raise UsageError(f"not a range of steps: {text!r}", where="--steps", hint="such as 1000:2000, :500 or -500:")
     start, stop = int(match[1] or 0), int(match[2] or steps)
     start, stop = start + steps * (start < 0), stop + steps * (stop < 0)
-    if not 0 <= start <= stop <= steps:
-        raise UsageError(f"{text} is not within the {steps} steps there are", where="--steps")
-    if start == stop:
-        raise UsageError(f"{text} holds no step", where="--steps")
+    if not (0 <= start <= steps and 0 <= stop <= steps):
+        what = f"{text} is not within the {steps} steps there are"
+        raise UsageError(what, where="--steps", hint=f"all of them are 0:{steps}")
+    if start >= stop:
+        hint = "from the first step to the one after the last, such as 10:20"
+        raise UsageError(f"{text} holds no step", where="--steps", hint=hint)
     return start, stop
 
 
@@ -142,6 +148,8 @@ def _parse_episodes(text: str, bounds: list[int]) -> Runs:
             raise UsageError(f"not a list of episodes: {text!r}", where="--episodes", hint="such as 3,7-9")
         first = int(match[1])
         last = int(match[2] or first)
+        if last < first:
+            raise UsageError(f"{part.strip()} goes backwards", where="--episodes", hint=f"write {last}-{first}")
         if not first <= last < count:
             there = f"episodes 0 to {count - 1}" if count else "no episodes"
             raise UsageError(f"no episodes {part.strip()}", where="--episodes", hint=f"there are {there}")

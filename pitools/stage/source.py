@@ -8,10 +8,15 @@ from typing import Protocol
 
 import msgspec
 
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import DataError, UsageError, nearest
 from pitools.stage.local import LocalSource, reading
 from pitools.store import manifest as manifests
+from pitools.store.digest import ALGORITHM, RANGED
 from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
+
+# By what a folder is seen to be a Zarr store.
+_MARKS = ("zarr.json", ".zgroup", ".zarray")
+_PACKED = {".zip", ".tar", ".gz", ".tgz", ".zst"}
 
 
 class SourceFile(Protocol):
@@ -84,20 +89,45 @@ def find_folder(path: Path) -> Path:
     path = path.absolute()
     with reading(path):
         if path.is_file():
-            hint = f"first: pit dataset ingest {path.name} --to DIR --name NAME"
+            packed = path.suffix in _PACKED
+            hint = "unpack it first" if packed else f"first: pit dataset ingest {path.name} --to DIR --name NAME"
             raise UsageError("a file, not a dataset", where=str(path), hint=hint)
         if not path.is_dir():
-            raise UsageError("no such folder", where=str(path), hint="give <root>/<name>/<version>")
+            raise UsageError("no such folder", where=str(path), hint=_what_is_there(path))
         if os.path.lexists(path / FILE_NAME):
             return path
         inside = versions(path)
-    if not inside:
-        hint = "give the folder of one version, such as <root>/<name>/<version>"
-        raise DataError("not a dataset: it has no manifest.json", where=str(path), hint=hint)
+        if not inside:
+            raise DataError("not a dataset: it has no manifest.json", where=str(path), hint=_what_is_inside(path))
     if len(inside) > 1:
         names = ", ".join(folder.name for folder in inside)
         raise UsageError(f"there are {len(inside)} versions: {names}", where=str(path), hint="name one of them")
     return inside[0]
+
+
+def _what_is_there(path: Path) -> str:
+    """What to give in place of a folder that does not exist."""
+    if ":/" in str(path):
+        return "a path of this machine is wanted: mount it, or use an object store's URL"
+    if not path.parent.is_dir():
+        return "give <root>/<name>/<version>"
+    near = nearest(path.name, [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")])
+    return near if near.startswith("did you mean") else "give <root>/<name>/<version>"
+
+
+def _what_is_inside(path: Path) -> str:
+    """What to give in place of a folder that is no dataset."""
+    if is_store(path):
+        return "it is a Zarr store, which has none: it is checked as it is staged"
+    found = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and (is_store(entry) or versions(entry)))
+    if not found:
+        return "give the folder of one version, such as <root>/<name>/<version>, or a Zarr store"
+    return f"inside it are {', '.join(found[:5])}{' …' if len(found) > 5 else ''}: name one"
+
+
+def is_store(folder: Path) -> bool:
+    """Whether this looks like a Zarr store."""
+    return any((folder / mark).exists() for mark in _MARKS)
 
 
 def versions(path: Path) -> list[Path]:
@@ -149,7 +179,19 @@ def checked(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Da
         what = f"the manifest belongs to version {version}, not to the folder it is in"
         raise DataError(what, where=where, hint="it was changed after it was written: ingest or stage again")
     _refuse_file_as_folder(manifest.files, where)
+    _refuse_other_digests(manifest.files, where)
     return Dataset(source=source, manifest=manifest, data=data, version=version)
+
+
+def _refuse_other_digests(files: tuple[FileEntry, ...], where: str) -> None:
+    """What cannot be compared must not pass for verified."""
+    kinds = (f"{ALGORITHM}:", f"{RANGED}:")
+    for entry in files:
+        if not entry.digest.startswith(kinds):
+            what = f"the digest of {entry.path!r} is of a kind that is not known here: {entry.digest!r}"
+            raise DataError(
+                what, where=where, hint=f"known are {ALGORITHM} and {RANGED}: ingest again, or update pitools"
+            )
 
 
 def _is_version(name: str, *, like: str) -> bool:

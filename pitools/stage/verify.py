@@ -14,11 +14,13 @@ from typing import Literal
 from msgspec import structs
 
 from pitools.core.errors import ClusterError, DataError
+from pitools.core.files import plain_file
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
 from pitools.stage.cache.root import OBJECTS
 from pitools.stage.engine import pool
 from pitools.stage.engine.pieces import Task, tasks
+from pitools.stage.engine.seat import Seat
 from pitools.stage.local import LocalSource, reading
 from pitools.stage.source import Dataset, SourceFile, find_folder, load, versions
 from pitools.store.digest import hasher_for
@@ -52,8 +54,11 @@ class Check(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
 def looks_whole(folder: Path, dataset: Dataset) -> bool:
     """Whether `folder` holds this manifest and a file of the right size for each entry; contents are not read."""
     try:
-        if not stat.S_ISDIR(folder.lstat().st_mode) or (folder / FILE_NAME).read_bytes() != dataset.data:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
             return False
+        with plain_file(folder / FILE_NAME) as file:
+            if file.read() != dataset.data:
+                return False
         # os.stat of joined text: this is the path of every job that finds its data there, over every file.
         prefix = f"{folder}/"
         for entry in dataset.manifest.files:
@@ -86,7 +91,7 @@ def problems(dataset: Dataset, *, readers: int, advance: Advance, extras: bool =
 class _Judge:
     """One thread's share of a check: its reader and its buffer."""
 
-    def __init__(self, dataset: Dataset, seat: pool.Seat) -> None:
+    def __init__(self, dataset: Dataset, seat: Seat) -> None:
         self._dataset, self._seat = dataset, seat
         self._reader = dataset.source.connect()
         self._buffer = memoryview(mmap.mmap(-1, dataset.source.block))

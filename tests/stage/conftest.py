@@ -94,7 +94,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     yield mount
     for place in mounted:
-        proc.run(["umount", str(place)], timeout_s=10)
+        assert proc.run(["umount", str(place)], timeout_s=10).code == 0  # else somebody still has a file open
 
 
 def left_over(root: Path) -> list[str]:

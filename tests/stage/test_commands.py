@@ -15,10 +15,10 @@ SCHEMAS = {
     "pit.stage/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node"
     " linked_bytes resumed_bytes peer_bytes",
     "pit.stage-plan/1": "dataset version source root path state files bytes copy_bytes free_bytes fits"
-    " arrays steps episodes",
+    " arrays steps episodes evict_bytes",
     "pit.stage-finding/1": "dataset version path problem expected got",
     "pit.stage-check/1": "path datasets files bytes findings wall_s",
-    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned",
+    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
 }
 
 

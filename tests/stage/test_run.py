@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.core.errors import DataError
+from pitools.core.errors import ClusterError, DataError
+from pitools.stage.cache.space import Limits
 from pitools.stage.run import stage
 from pitools.stage.source import Dataset, find, load
 from pitools.store import manifest
@@ -274,3 +275,19 @@ def flip(file: Path) -> None:
         opened.seek(-1, os.SEEK_CUR)
         opened.write(bytes([byte ^ 4]))
     file.chmod(mode)
+
+
+def test_a_set_that_is_found_in_place_was_used_now(small: Path, root: Path):
+    """A run that copies nothing is a use, so that the set is not the first to go."""
+    stage(load(small), root)
+    lease = root / ".leases" / small.name
+    os.utime(lease, (1, 1))
+    assert stage(load(small), root).state == "present"
+    assert lease.stat().st_mtime > 1
+
+
+def test_what_never_fits_leaves_nothing(small: Path, root: Path):
+    """A set larger than the whole quota is refused for good, and no empty unfinished copy stays."""
+    with pytest.raises(ClusterError, match="never fit"):
+        stage(load(small), root, limits=Limits(quota_bytes=1000))
+    assert os.listdir(root / ".tmp") == []

@@ -129,3 +129,35 @@ def _replace(path: Path, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.mkdir()
+
+
+@pytest.mark.parametrize("digest", ["", "md5:00000000000000000000000000000000"])
+def test_a_digest_that_cannot_be_compared_is_refused(make_dataset, digest: str):
+    """What nobody can compare must not pass for verified."""
+    folder = make_dataset({"a": b"1"})
+    data = (folder / "manifest.json").read_bytes()
+    known = json.loads(data)["files"][0]["digest"]
+    changed = data.replace(known.encode(), digest.encode())
+    (folder / "manifest.json").write_bytes(changed)
+    with pytest.raises(DataError, match="of a kind that is not known"):
+        source.load(folder.rename(folder.with_name(manifest.version(changed))))
+
+
+def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
+    """The nearest name, the datasets inside, a store, an archive, a path elsewhere: each has its next step."""
+    make_dataset({"a": b"1"}, name="bridge")
+    store = tmp_path / "data/plain.zarr"
+    store.mkdir()
+    (store / "zarr.json").write_bytes(b"{}")
+    (tmp_path / "data/set.zip").touch()
+    hints = {
+        "data/bridg": 'did you mean "bridge"?',
+        "data": "inside it are bridge, plain.zarr: name one",
+        "data/plain.zarr": "it is a Zarr store, which has none: it is checked as it is staged",
+        "data/set.zip": "unpack it first",
+        "host:/data": "a path of this machine is wanted: mount it, or use an object store's URL",
+    }
+    for path, hint in hints.items():
+        with pytest.raises((DataError, UsageError)) as error:
+            source.find(tmp_path / path)
+        assert error.value.hint == hint

@@ -38,7 +38,7 @@ GRACE_S = 600.0
 
 LOCKED, LEASED = "another process stages, repairs or evicts it", "leased by a running process"
 PINNED, UNKNOWN = "pinned", "it is not known where it came from"
-RECENT, GONE = "used a moment ago", "it is not there any more"
+RECENT, GONE = "used in the last 10 minutes", "it is not there any more"
 
 
 class Item(NamedTuple):

@@ -49,7 +49,8 @@ def hold(path: Path, *, inheritable: bool = False, use: bool = True) -> int:
     descriptor = _open(root, version)
     try:
         if not flock(descriptor, fcntl.LOCK_SH, timeout_s=_TIMEOUT_S):
-            raise TryLater("its lease file is locked by another process", where=str(root / LEASES / version))
+            what, hint = "its lease file is locked by another process", "lslocks tells by whom; run this again later"
+            raise TryLater(what, where=str(root / LEASES / version), hint=hint)
         # Only now: an evictor may have been faster, and none can come from here on.
         if not _stands(path):
             raise DataError("no set is staged there", where=str(path), hint="stage it: pit-stage run SOURCE --to ROOT")

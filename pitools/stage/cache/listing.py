@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from pitools.core import clock
 from pitools.core.errors import PitError, UsageError, nearest
@@ -16,7 +18,7 @@ from pitools.stage.cache.root import OBJECTS, QUARANTINE, holder
 from pitools.stage.local import reading
 from pitools.stage.source import load
 from pitools.stage.verify import looks_whole
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import FILE_NAME, Subset
 from pitools.store.publish import TEMPORARY
 
 State = Literal["whole", "damaged", "partial", "quarantined"]
@@ -28,7 +30,7 @@ class Staged(Record, frozen=True, kw_only=True, tag="pit.staged/1"):
     state: by names and sizes; `partial` is being copied (then it is `locked`) or was interrupted. files, bytes: of a
     whole set as its manifest names them, else what is on the disk. source: where it came from, "" where that is not
     known, which keeps it from being evicted. staged, last_used: when, or "". leased: a process reads it. locked: a
-    process stages, repairs or evicts it. pinned: never evicted.
+    process stages, repairs or evicts it. pinned: never evicted. part: which arrays and steps, of a part of a version.
     """
 
     dataset: str
@@ -43,6 +45,7 @@ class Staged(Record, frozen=True, kw_only=True, tag="pit.staged/1"):
     leased: bool = False
     locked: bool = False
     pinned: bool = False
+    part: str = ""
 
 
 class Usage(NamedTuple):
@@ -54,14 +57,26 @@ class Usage(NamedTuple):
 
 
 def staged(root: Path) -> Iterator[Staged]:
-    """The versions at a root, sorted, whole or damaged; then unfinished and quarantined ones. Raises ClusterError."""
+    """The versions at a root, sorted, whole or damaged; then unfinished and quarantined ones.
+
+    Raises UsageError when something else stands there, ClusterError.
+    """
     root = root.absolute()
+    require_root(root, empty=True)
     for folder in _folders(root / OBJECTS):
         yield describe(root, folder.name)
     for folder in partials(root):
         yield _remains(root, folder, folder.name.removesuffix(".partial"), "partial")
     for folder in _folders(root / QUARANTINE):
         yield _remains(root, folder, folder.name.partition(".")[0], "quarantined")
+
+
+def require_root(root: Path, *, empty: bool = False) -> None:
+    """Raise UsageError where nothing was ever staged; `empty`: only where anything else stands. Raises ClusterError."""
+    with reading(root):
+        if (root / OBJECTS).is_dir() or (empty and not (root.exists() and any(root.iterdir()))):
+            return
+    raise UsageError("not a staging root", where=str(root), hint="give what `pit-stage run --to` was given")
 
 
 def describe(root: Path, version: str) -> Staged:
@@ -76,8 +91,19 @@ def describe(root: Path, version: str) -> Staged:
     return _known(
         root, folder, version, "whole" if looks_whole(folder, dataset) else "damaged",
         dataset=dataset.manifest.name, files=len(dataset.manifest.files), n_bytes=dataset.manifest.total_bytes,
-        written=written,
+        written=written, part=_part(dataset.manifest.subset),
     )  # fmt: skip
+
+
+def _part(subset: Subset | msgspec.UnsetType) -> str:
+    if not subset:
+        return ""
+    steps = [f"{start}:{stop}" for start, stop in subset.steps]
+    return f"{_some(subset.arrays)}; steps {_some(steps) or 'none'}"
+
+
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
 def _remains(root: Path, folder: Path, version: str, state: State) -> Staged:
@@ -87,7 +113,7 @@ def _remains(root: Path, folder: Path, version: str, state: State) -> Staged:
 
 def _known(
     root: Path, folder: Path, version: str, state: State, *, files: int, n_bytes: int, dataset: str = "",
-    written: str = "",
+    written: str = "", part: str = "",
 ) -> Staged:  # fmt: skip
     record = records.read(root, version)
     used = lease.last_used(root, version)
@@ -104,6 +130,7 @@ def _known(
         leased=lease.is_leased(root, version),
         locked=holder(root, version) is not None,
         pinned=record.pinned,
+        part=part,
     )
 
 

@@ -18,8 +18,8 @@ from pitools.core.errors import TryLater
 from pitools.core.files import os_error, write_atomic
 from pitools.core.record import Record
 from pitools.stage.cache.lease import lease
-from pitools.stage.cache.lock import flock, is_shared
-from pitools.stage.cache.root import RECORDS, object_path
+from pitools.stage.cache.lock import flock, is_shared, open_kept
+from pitools.stage.cache.root import LOCKS, RECORDS, object_path
 
 _TIMEOUT_S = 10.0
 
@@ -90,15 +90,17 @@ def _change(root: Path, version: str, new: Callable[[StageRecord], StageRecord])
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Hold all records for a moment: stagers and `pin` change the same ones."""
-    folder = root / RECORDS
+    path = root / LOCKS / RECORDS  # not the folder itself, which others may open where the root is shared
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        for folder in (root / RECORDS, path.parent):  # a root from before there were records
+            folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = open_kept(path)
     except OSError as error:
-        raise os_error(error, folder) from error
+        raise os_error(error, path) from error
     try:
         if not flock(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S):
-            raise TryLater("the records are locked by another process", where=str(folder))
+            what, hint = "the records are locked by another process", "lslocks tells by whom; run this again later"
+            raise TryLater(what, where=str(path), hint=hint)
         yield
     finally:
         os.close(descriptor)

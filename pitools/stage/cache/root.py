@@ -31,9 +31,10 @@ from pitools.store.manifest import FileEntry
 from pitools.store.publish import TEMPORARY
 
 OBJECTS, LOCKS, LEASES, RECORDS, QUARANTINE = "objects", ".locks", ".leases", ".records", ".quarantine"
-# What other users may see of a root that is shared; unfinished and damaged data is nobody else's business.
-_SHARED = (OBJECTS, LOCKS, LEASES, RECORDS)
-_PRIVATE = (TEMPORARY, QUARANTINE)
+# What other users may see of a root that is shared. Unfinished and damaged data is nobody else's business, and whoever
+# may open a lock file may also lock it, and keep the root's owner from staging for as long as they like.
+_SHARED = (OBJECTS, LEASES, RECORDS)
+_PRIVATE = (TEMPORARY, QUARANTINE, LOCKS)
 # Folders and the manifest also take room, and a disk filled to the last byte serves nobody.
 MARGIN_BYTES = 8 << 20
 _ELSEWHERE = "choose another --to, or remove that folder"
@@ -100,7 +101,7 @@ def prepare(root: Path, *, shared: bool = False) -> None:
         for name in _SHARED:
             _make_folder(root / name, shared=open_to_all, change=shared)
         for name in _PRIVATE:
-            _make_folder(root / name, shared=False, change=False)
+            _make_folder(root / name, shared=False, change=shared)
     except OSError as error:
         raise os_error(error, root) from error
     require_safe(root)  # and what others made in between
@@ -112,11 +113,11 @@ def _make_folder(folder: Path, *, shared: bool, change: bool) -> None:
     except FileExistsError:
         if not change:
             return
-    if shared:
+    if change or shared:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
-                os.fchmod(descriptor, 0o755)
+                os.fchmod(descriptor, 0o755 if shared else 0o700)
         finally:
             os.close(descriptor)
 

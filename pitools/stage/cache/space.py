@@ -12,25 +12,27 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from pitools.core.errors import NoSpace, TryLater
+from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.core.files import os_error
 from pitools.core.units import duration_text, size_text
 from pitools.stage.cache.evict import GRACE_S, Item, evict, items
 from pitools.stage.cache.held import Held
 from pitools.stage.cache.listing import Usage, total, usage
-from pitools.stage.cache.lock import GLANCE_S, flock, open_kept
+from pitools.stage.cache.lock import announced, flock, open_kept, read_holder, who
 from pitools.stage.cache.root import LOCKS, QUARANTINE, free_bytes, partial_path, sweep
 
 # While bytes are written their room is needed twice: by then it must not be held any more.
 _IN_FLIGHT = 256 << 20
 # Some file systems, XFS among them, free what was removed a little later.
 _SETTLED_S = 2.0
+# Who holds the version's lock meets only others that look, and workers of a stager that was killed a moment ago.
+_LAST_BREATH_S = 1.0
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Usages = dict[Path, Usage]
@@ -83,16 +85,14 @@ def reserved(
 
     Raises NoSpace, TryLater, ClusterError.
     """
-    with _ledger(root, version) as ledger:
+    with _ledger(root, version) as ledger, ExitStack() as stack:
         with _deciding(root, timeout_s):
             _require(root, version, needed, limits, grace_s)
             held = Held(root, needed, in_flight)
+            stack.callback(held.free)
             mine = usage(partial_path(root, version)).own + needed
             _write(ledger, Room(bytes=mine, in_flight=in_flight if held.real else mine), root)
-        try:
-            yield held.used
-        finally:
-            held.free()
+        yield held.used
 
 
 def available_bytes(root: Path, *, but: str = "") -> int:
@@ -167,6 +167,10 @@ def _require(root: Path, version: str, needed: int, limits: Limits, grace_s: flo
         return  # without a look at every file of the root
     done = make_room(root, lack, sparing=version, grace_s=grace_s)
     if done.missing:
+        if limits.quota_bytes is not None and needed > limits.quota_bytes:
+            what = f"{size_text(needed)} needed, which never fit in a quota of {size_text(limits.quota_bytes)}"
+            hint = "raise the quota, or stage a part: --arrays, --steps, --episodes"
+            raise ClusterError(what, where=str(root), hint=hint)
         raise NoSpace(_refusal(lack(_usages(root)), needed, limits), where=str(root), hint=why(done.stay))
 
 
@@ -222,8 +226,9 @@ def _ledger(root: Path, version: str) -> Iterator[int]:
     except OSError as error:
         raise os_error(error, path) from error
     try:
-        if not flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S):
-            raise TryLater("another process has reserved room for this version", where=str(path))
+        if not flock(descriptor, fcntl.LOCK_EX, timeout_s=_LAST_BREATH_S):
+            what, hint = "another process has reserved room for this version", "run this again in a moment"
+            raise TryLater(what, where=str(path), hint=hint)
         os.ftruncate(descriptor, 0)
         try:
             yield descriptor
@@ -251,7 +256,9 @@ def _deciding(root: Path, timeout_s: float) -> Iterator[None]:
     try:
         if not flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
             what = f"another process has been making room for {duration_text(timeout_s)}"
-            raise TryLater(what, where=str(root))
-        yield
+            hint = f"it is {who(read_holder(descriptor))}: run this again later"
+            raise TryLater(what, where=str(root), hint=hint)
+        with announced(descriptor):
+            yield
     finally:
         os.close(descriptor)

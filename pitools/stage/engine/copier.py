@@ -12,7 +12,7 @@ from pitools.core.errors import DataError
 from pitools.core.files import allocate, os_error
 from pitools.stage.engine.journal import Written, line
 from pitools.stage.engine.pieces import SMALL, Task
-from pitools.stage.engine.pool import Seat
+from pitools.stage.engine.seat import Seat
 from pitools.stage.engine.write import Pace, clone, write, write_direct
 from pitools.stage.local import BLOCK
 from pitools.stage.source import Source, SourceFile
@@ -125,9 +125,8 @@ class Copier:
     def _bring(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
         """A large file, shared with the source where the file system can, else copied; its digest."""
         if not (self._work.clone and clone(descriptor, file)):
-            if self._work.allocate:
-                allocate(descriptor, 0, entry.bytes)
             return self._stream(entry, file, descriptor)
+        self._compare_size(entry, os.fstat(descriptor).st_size)  # it may have grown since it was opened
         # What is judged is the clone, which nobody writes to any more.
         hasher, at = digests.hasher_for(entry.digest), 0
         while at < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:BLOCK]], at)):
@@ -155,8 +154,6 @@ class Copier:
         try:
             if task.known and self._stands(where, task):
                 return Range(index, number, task.known)
-            if self._work.allocate:
-                allocate(descriptor, task.offset, task.length)
             hasher = digests.Hasher()
             file = self._reader.open(entry.path)
             try:
@@ -195,7 +192,11 @@ class Copier:
         if self._work.direct:
             room, put = len(self._buffer), write_direct
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+        given = at
         while at < end:
+            if self._work.allocate and at >= given:  # not more at a time than the hold leaves free
+                given = min(end, at + digests.RANGE)
+                allocate(descriptor, at, given - at)
             filled, want = 0, min(room, end - at)
             while filled < want:
                 block = self._buffer[filled : min(filled + self._step, want)]

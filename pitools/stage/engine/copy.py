@@ -65,6 +65,14 @@ def is_durable(files: Sequence[FileEntry]) -> bool:
     return len(files) <= 256 or sum(entry.bytes for entry in files) >= len(files) << 20
 
 
+def by_ranges(source: Source, to: Path, orders: Orders) -> bool:
+    """Whether large files are copied range by range.
+
+    A source that may lie about single files, as peers may, has to be asked again for whole ones; and so is a clone.
+    """
+    return orders.first is None and not _may_clone(source, to)
+
+
 def copy(
     dataset: Dataset, to: Path, done: Done, journal: Journal, orders: Orders, *, linked: set[int], advance: Advance
 ) -> dict[int, str]:
@@ -83,15 +91,13 @@ def copy(
     durable = is_durable(files)
     found = {index: text for index, text in done.files.items() if text}
     ranges = {index: dict[int, bytes]() for index in done.ranges}
-    clone = _may_clone(dataset.source, to)
-    # A source that may lie about single files, as peers may, has to be asked again for whole ones: no ranges then.
-    own_order = orders.first is None
+    clone, ranged = _may_clone(dataset.source, to), by_ranges(dataset.source, to, orders)
     plan = [
         task
         for group in orders.first or [range(len(files))]
         for task in tasks(
             files, [index for index in group if index not in done.files and index not in linked], done.ranges,
-            ranged=own_order and not clone, in_order=not own_order,
+            ranged=ranged, in_order=orders.first is not None,
         )
     ]  # fmt: skip
     on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing
@@ -152,6 +158,7 @@ def write_manifest(to: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(descriptor, MODE)
             os.fsync(descriptor)
     except OSError as error:
         raise os_error(error, path) from error
@@ -161,6 +168,7 @@ def _make_folders(to: Path, files: tuple[FileEntry, ...]) -> None:
     try:
         for folder in sorted(folders_of(files)):
             (to / folder).mkdir(exist_ok=True)
+            (to / folder).chmod(0o755)  # whatever the umask; who may enter is for the root to say
     except OSError as error:
         raise os_error(error, to) from error
 

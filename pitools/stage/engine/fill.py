@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +13,8 @@ from pitools.core.progress import Advance
 from pitools.stage.cache.root import journal_path, needed_bytes, partial_path
 from pitools.stage.cache.space import Limits, reserved
 from pitools.stage.engine import journal as journals
-from pitools.stage.engine.copy import Orders, copy, is_durable, write_manifest
-from pitools.stage.engine.journal import Journal
+from pitools.stage.engine.copy import Orders, by_ranges, copy, is_durable, write_manifest
+from pitools.stage.engine.journal import Done, Journal
 from pitools.stage.engine.link import link_shared
 from pitools.stage.source import Dataset
 from pitools.store.digest import RANGE
@@ -31,9 +33,10 @@ class Moved(NamedTuple):
     digests: dict[int, str]
 
 
-def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advance: Advance) -> Moved:
+def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advance: Advance, link: bool = True) -> Moved:
     """Make the unfinished folder of this version hold its files, verified and synced. Call with its lock held.
 
+    link: take files that other versions share as they are; else all is read, as it must be to replace what is damaged.
     Raises as `copy`, and NoSpace or TryLater when there is no room. What is done by then stays, to be gone on with.
     """
     files, version = dataset.manifest.files, dataset.version
@@ -43,14 +46,18 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
     if not done.files and not done.ranges:  # what is there is not known to be good
         shutil.rmtree(folder)
         folder.mkdir(mode=0o700)
-    linked = link_shared(dataset, root, folder, set(done.files))
+    if not by_ranges(dataset.source, folder, orders):
+        done.ranges.clear()
+    linked = link_shared(dataset, root, folder, set(done.files)) if link else set()
+    _clear(folder, files, done, linked)
     for index in (*done.files, *linked):
         orders.finished(index)
     left = [entry for index, entry in enumerate(files) if index not in done.files and index not in linked]
     shared = sum(files[index].bytes for index in linked)
+    known = _known(files, done)
     resumed = sum(files[index].bytes for index in done.files)
     in_flight = _LATE_BYTES + orders.readers * _largest(left)
-    with reserved(root, version, needed_bytes(left), limits, in_flight=in_flight) as used:
+    with reserved(root, version, needed_bytes(left) - known, limits, in_flight=in_flight) as used:
 
         def moved(count: int) -> None:
             used(count)
@@ -62,7 +69,36 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
             digests = copy(dataset, folder, done, journal, orders, linked=linked, advance=moved)
         finally:
             journal.close()
-    return Moved(sum(entry.bytes for entry in left), shared, resumed, digests)
+    return Moved(sum(entry.bytes for entry in left) - known, shared, resumed + known, digests)
+
+
+def _known(files: Sequence[FileEntry], done: Done) -> int:
+    """Bytes of known ranges."""
+    return sum(
+        min(RANGE, files[index].bytes - number * RANGE) for index, ranges in done.ranges.items() for number in ranges
+    )
+
+
+def _clear(folder: Path, files: Sequence[FileEntry], done: Done, linked: set[int]) -> None:
+    """Take away what an earlier call began and nobody can go on with; open to writing what is gone on with."""
+    for index, entry in enumerate(files):
+        if index in done.files:
+            continue
+        if index in linked:
+            done.ranges.pop(index, None)
+            continue
+        path = f"{folder}/{entry.path}"
+        try:
+            found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a hundred thousand of them
+        except OSError:
+            done.ranges.pop(index, None)
+            continue
+        # A file with another name is another version's too, which is never written to.
+        if index in done.ranges and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            os.chmod(path, 0o600)  # noqa: PTH101
+        else:
+            done.ranges.pop(index, None)
+            os.unlink(path)  # noqa: PTH108
 
 
 def seal(folder: Path, dataset: Dataset) -> Path:

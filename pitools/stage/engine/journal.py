@@ -6,8 +6,8 @@
     r <index> <range> <hex>                   a range of a large file, and its digest
 
 A file is believed only while it is the very file that was written: its inode, size and change time. A range is read
-again where it was written, and compared. After a crash of
-the machine, volatile entries, whose bytes were not yet on the disk when they were written down, count for nothing.
+again where it was written, and compared. After a crash of the machine, volatile entries, whose bytes were not yet on
+the disk when they were written down, count for nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def read(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -
                 _take_file(done, folder, files, fields)
             elif kind == "r":
                 index, number = int(fields[0]), int(fields[1])
-                if 0 <= number < range_count(files[index]):
-                    done.ranges.setdefault(index, {})[number] = bytes.fromhex(fields[2])
+                digest = bytes.fromhex(fields[2])
+                if 0 <= number < range_count(files[index]) and index >= 0 and len(digest) == 16:
+                    done.ranges.setdefault(index, {})[number] = digest
         except (ValueError, IndexError):
             continue
     for index in done.ranges.keys() & done.files.keys():
@@ -105,13 +106,17 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
         try:
             self._descriptor = os.open(path, flags if keep else flags | os.O_TRUNC, 0o600)
+            if keep:  # a torn last line is not there, and must not be ended by the next one
+                os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
             raise os_error(error, path) from error
-        if keep:
-            self._lines += b"\n"  # ends a torn last line; an empty one is no entry
-        else:
+        if not keep:
             self._lines += f"{_SCHEMA} {version} {boot()} {'durable' if durable else 'volatile'}\n".encode()
-            self.flush()
+            try:
+                self.flush()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
 
     def wrote(self, written: Written) -> None:
         """Files are written and verified, and on the disk where the journal is durable."""

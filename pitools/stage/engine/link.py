@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import PitError
+from pitools.core.files import plain_file
 from pitools.stage.cache.root import OBJECTS
 from pitools.stage.source import Dataset, folders_of, load
 from pitools.store.manifest import FILE_NAME, FileEntry
@@ -49,7 +50,7 @@ def _older(dataset: Dataset, root: Path) -> list[Path]:
     found = []
     for folder in (root / OBJECTS).iterdir():
         try:
-            with (folder / FILE_NAME).open("rb") as file:
+            with plain_file(folder / FILE_NAME) as file:
                 staged = os.fstat(file.fileno()).st_mtime_ns
                 name = msgspec.json.decode(file.read(), type=_Name).name
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import mmap
 import os
 import pickle
 import selectors
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.stage.engine.seat import Board, Seat, Stopped
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -32,13 +32,10 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 STALLED_S = 300.0
 _TICK_S = 0.1
 _PATIENCE_S = 10.0
+_LAST_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NUMBER, _LENGTH = struct.Struct("=I"), struct.Struct("=Q")
-
-
-class Stopped(Exception):
-    """Another worker failed, or the process was told to stop; this one gives up without a word."""
 
 
 class Worker(Protocol[TaskIn, ResultOut]):
@@ -51,40 +48,6 @@ class Worker(Protocol[TaskIn, ResultOut]):
     def close(self) -> None:
         """Let go of descriptors and buffers."""
         ...
-
-
-class Board:
-    """Memory that the parent and all workers share: whether to stop, and how many bytes each has moved."""
-
-    def __init__(self, seats: int) -> None:
-        self._words = memoryview(mmap.mmap(-1, 8 * (seats + 1))).cast("Q")
-
-    def stop(self) -> None:
-        """Tell all workers to give up at their next block."""
-        self._words[0] = 1
-
-    @property
-    def total(self) -> int:
-        """Bytes moved by all."""
-        return sum(self._words[1:])
-
-    def moved(self, seat: int, count: int) -> None:
-        """One worker moved so many bytes. Raises Stopped when all are to stop."""
-        if self._words[0]:
-            raise Stopped
-        self._words[seat + 1] += count
-
-
-class Seat:
-    """One thread's place at the board. share: this thread's part of what all may do, such as of a bandwidth."""
-
-    def __init__(self, board: Board, number: int, seats: int) -> None:
-        self.share = 1 / seats
-        self._board, self._number = board, number
-
-    def moved(self, count: int) -> None:
-        """Count bytes; call it at every block. Raises Stopped."""
-        self._board.moved(self._number, count)
 
 
 def default_readers() -> int:
@@ -109,10 +72,20 @@ def run(
     threads = -(-readers // processes)
     board = Board(processes * threads)
     crew = _Crew(tasks, start, board, threads)
+    answered = 0
+
+    def answer(value: Result) -> None:
+        nonlocal answered
+        answered += 1
+        result(value)
+
     try:
         for _ in range(processes):
             crew.fork(processes)
-        crew.attend(result, advance)
+        crew.attend(answer, advance)
+        if answered < len(tasks):
+            left = f"{len(tasks) - answered} of {len(tasks)} pieces of work were not done"
+            raise ClusterError(left, hint="run this again")
     except BaseException:
         board.stop()
         raise
@@ -155,7 +128,7 @@ class _Crew(Generic[Task, Result]):
         os.close(self._take)
         self._take = -1
         numbers = memoryview(b"".join(_NUMBER.pack(number) for number in range(len(self._tasks))))
-        told, moving = 0, time.monotonic()
+        told, waits, moving = 0, 0, time.monotonic()
         with selectors.DefaultSelector() as selector:
             for descriptor in self._pids:
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -173,8 +146,8 @@ class _Crew(Generic[Task, Result]):
                         left.discard(key.fd)
                         self._reap(key.fd)
                 total, now = self._board.total, time.monotonic()
-                if total != told:
-                    moving = now
+                if total != told or self._board.waits != waits:
+                    moving, waits = now, self._board.waits
                 elif now - moving > STALLED_S:
                     raise Unreachable(f"no byte has moved for {STALLED_S:.0f} s", hint="is the source still there?")
                 advance(total - told)
@@ -188,11 +161,9 @@ class _Crew(Generic[Task, Result]):
         deadline = time.monotonic() + _PATIENCE_S
         for descriptor, pid in self._pids.items():
             os.close(descriptor)
-            while pid and not _ended(pid):
-                if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)  # not waited for again: in uninterruptible sleep it stays anyhow
-                    break
-                time.sleep(0.001)
+            if pid and not _ended(pid, deadline):
+                os.kill(pid, signal.SIGKILL)
+                _ended(pid, time.monotonic() + _LAST_S)  # longer it stays only in uninterruptible sleep
         self._pids.clear()
 
     def _close_feed(self) -> None:
@@ -233,11 +204,13 @@ class _Crew(Generic[Task, Result]):
             raise ClusterError(what, hint="was it out of memory? fewer --readers take less")
 
 
-def _ended(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return True
+def _ended(pid: int, deadline: float) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] != pid:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+    return True
 
 
 def _work(
@@ -254,6 +227,7 @@ def _work(
             os._exit(0)
         for descriptor in strange:
             os.close(descriptor)
+        os.umask(0o022)  # what a copy's modes are is for its root to say
         gc.disable()  # short-lived, and collecting would copy the parent's memory page by page
         lock = threading.Lock()
         others = [threading.Thread(target=_serve, args=(tasks, start, take, send, seat, lock)) for seat in seats[1:]]
@@ -280,15 +254,25 @@ def _serve(
             worker.close()
     except Stopped:
         return
-    except BrokenPipeError:
-        os._exit(0)  # the parent has stopped listening: it knows why
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        _send(send, lock, (error, None))
+        _send(send, lock, (_portable(error), None))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one that says the same where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - an error's own code runs here
+        return ClusterError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _send(send: int, lock: threading.Lock, message: Any) -> None:
     payload = pickle.dumps(message)
     frame = memoryview(_LENGTH.pack(len(payload)) + payload)
     with lock:
-        while frame:
-            frame = frame[os.write(send, frame) :]
+        try:
+            while frame:
+                frame = frame[os.write(send, frame) :]
+        except BrokenPipeError:
+            os._exit(0)  # the parent has stopped listening: it knows why

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 
-from pitools.stage.engine.pool import Seat
+from pitools.stage.engine.seat import Seat
 from pitools.stage.local import LocalFile
 from pitools.stage.source import SourceFile
 
@@ -29,7 +29,7 @@ class Pace:
         self._due = max(self._due, time.monotonic() - 1) + count / self._rate
         while (left := self._due - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))
-            seat.moved(0)
+            seat.waited()
 
 
 def clone(descriptor: int, file: SourceFile) -> bool:

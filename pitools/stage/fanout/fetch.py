@@ -53,6 +53,8 @@ class PeerSource:
         the nodes that gave any of it are not asked again. False when nobody but the origin did: then it is the culprit.
         """
         index = self.index(path)
+        if self.board.source_only[index]:
+            return False  # a second time: what other nodes had given was thrown away the first time
         givers = self.board.givers(index)
         self.board.distrust(index, givers)
         return bool(givers)
@@ -96,7 +98,7 @@ class PeerFile:
         self._entry, self._board = source.files[index], source.board
         self.size = self._entry.bytes
         self._chain = share.chain(index, source.owners[index], len(source.group))
-        self._node = next(self._chain)
+        self._node, self._passed = next(self._chain), False
         self._connection: Connection | None = None
         self._offset = 0  # of the file, at which the connection's next byte stands
         self._origin: SourceFile | None = None
@@ -145,10 +147,11 @@ class PeerFile:
             self._drop()
             # To the end of the range that the engine may be at: one request, and the node sends while we hash.
             end = min(self._entry.bytes, (offset // RANGE + 1) * RANGE)
-            self._connection = self._reader.peers.get(self._node, self._index, offset, end - offset)
+            get = self._reader.peers.get
+            self._connection = get(self._node, self._index, offset, end - offset, passed=self._passed)
             self._offset = offset
             if self._connection is None:
-                self._node = next(self._chain)
+                self._node, self._passed = next(self._chain), True
                 return 0
         try:
             count = self._connection.read_into(view)

@@ -27,6 +27,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     answer_s: connecting, and each message of a greeting. hold_s: how long a server keeps a request for what it has
     not yet. stall_s: no byte of an answer, or fewer than `floor`, for so long. appear_s: a node that nobody has met may
     take so long to start. patience_s: a node that works on what is wanted may receive less than `floor` for so long.
+    idle_s: for so long this node may receive nothing from anywhere because it waits; then the next of the chain has its
+    turn, and after half as long again the source. Well below the engine's own limit, after which it would give up.
     shun_s: how long a node is left alone after any of these. linger_s: how long a finished node serves the others.
     """
 
@@ -35,6 +37,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 10.0
     appear_s: float = 30.0
     patience_s: float = 30.0
+    idle_s: float = 150.0
     shun_s: float = 60.0
     linger_s: float = 600.0
     # Barely alive: where a thousand nodes share one source or one uplink, an honest node is not much faster.

@@ -88,16 +88,20 @@ class Peers:
         self.group, self.board, self.patience = group, board, patience
         self._version, self._key = version, group.proof_key(version)
         self._idle: list[Connection] = []
+        self._arrived, self._arrived_at = -1, 0.0
 
-    def get(self, node: int, index: int, offset: int, length: int) -> Connection | None:
+    def get(self, node: int, index: int, offset: int, length: int, *, passed: bool = False) -> Connection | None:
         """A connection on which these bytes of a file arrive; waits while the node works on it.
 
         None when the node has not got it and does not get on, is gone, is slow or is not to be believed: it is then
-        left alone for a while by all threads of this node.
+        left alone for a while by all threads of this node. passed: another node was waited for in vain before.
         """
         watch = _Watch(self.patience)
         pauses = _pauses()
         while self.board.usable(node):
+            # Also one that says it gets on: a node that only waits ends, and what it waits for may be in the source.
+            if self._idle_s() >= self.patience.idle_s * (1.5 if passed else 1):
+                return None
             try:
                 answer = self._ask(node, wire.Request(wire.GET, index, offset, length))
             except (Absent, wire.Busy) as error:
@@ -134,6 +138,13 @@ class Peers:
         """Hang up on all."""
         while self._idle:
             self._idle.pop().close()
+
+    def _idle_s(self) -> float:
+        """Seconds for which this whole node has been seen to receive nothing."""
+        arrived, now = self.board.arrived(), time.monotonic()
+        if arrived != self._arrived:
+            self._arrived, self._arrived_at = arrived, now
+        return now - self._arrived_at
 
     def _is_lost(self, node: int) -> bool:
         """Of a node that is not there: whether it has been, or should have been by now."""

@@ -26,9 +26,10 @@ _URL = re.compile(r"(?P<scheme>[a-z0-9+.-]{1,16})://(?P<bucket>[^/]*)(?:/(?P<pre
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _STATUS = re.compile(r"status code: ([1-5]\d\d)\b")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
-# Where the library asked for credentials, not for data.
+# Where the library asked for credentials, not for data, which is never sent.
 _FOR_CREDENTIALS = re.compile(
-    r"token (request|file)|service account|application.credentials|AssumeRole|169\.254\.|login\.microsoftonline"
+    r"performing (POST|PUT) |token (request|file)|service account|application.credentials|AssumeRole|169\.254\."
+    r"|login\.microsoftonline"
     r"|://[^/\s]+/(latest/(api/token|meta-data/)|computeMetadata/|metadata/identity)",
     re.IGNORECASE,
 )
@@ -39,8 +40,9 @@ _REASONS = (
     (re.compile(r"TimedOut|timed out|kind: Timeout", re.IGNORECASE), "no answer in time"),
 )
 # The process whose threads the library's runtime are. They do not survive a fork, and a child would wait for them
-# for ever: a process that forks workers asks through `remote.apart`.
+# for ever: a process that forks workers asks through `apart`.
 _used_by = 0
+_stores: dict[tuple[int, Place], ObjectStore] = {}
 
 
 class Place(NamedTuple):
@@ -77,6 +79,14 @@ def parse(url: str) -> Place:
     if not _BUCKET.fullmatch(bucket) or {"", ".", ".."} & {*parts} or not url.isprintable():
         raise UsageError("this URL names no bucket, or no path in one", where=where, hint=hint)
     return Place(scheme, bucket, prefix)
+
+
+def store_of(place: Place) -> ObjectStore:
+    """This process's store for a bucket; two threads that come first at once make two, and one is forgotten."""
+    key = (os.getpid(), place._replace(prefix=""))
+    if key not in _stores:
+        _stores[key] = open_store(place)
+    return _stores[key]
 
 
 def open_store(place: Place) -> ObjectStore:
@@ -152,7 +162,8 @@ def _meaning(kind: str, text: str, place: Place, path: str) -> PitError:
         reason = next((reason for pattern, reason in _REASONS if pattern.search(text)), "the answer broke off")
         return Unreachable(f"{reason}, after {RETRIES} retries", where=where, hint="is the endpoint right, and up?")
     if kind in ("InvalidPathError", "ValueError"):
-        return DataError("a name that an object store cannot have, or not read as a path", where=where)
+        hint = "rename the object: no empty part, no . or .., no control character"
+        return DataError("a name that an object store cannot have, or not read as a path", where=where, hint=hint)
     return ClusterError(f"the store's answer is not understood: {answer}", where=where)
 
 

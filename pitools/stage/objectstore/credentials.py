@@ -89,6 +89,9 @@ def _keys(profile: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
         if token := profile.get("aws_session_token"):
             keys["session_token"] = token
         return keys
+    if profile.get("role_arn") and profile.get("web_identity_token_file"):
+        names = ("role_arn", "web_identity_token_file", "role_session_name")
+        return {name: profile[name] for name in names if profile.get(name)}
     if asked := next((key for key in _BY_OTHERS if profile.get(key)), None):
         name = _profile_name(env)
         what = f"profile {name!r} has no keys of its own but {asked}, which takes the AWS CLI to follow"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from pitools.core.errors import DataError, UsageError
-from pitools.stage.engine import pool
-from pitools.stage.objectstore.client import Place, ask, changed, open_store, parse
+from pitools.stage.engine.seat import Seat
+from pitools.stage.objectstore.apart import apart as apart
+from pitools.stage.objectstore.client import Place, ask, changed, parse, store_of
 from pitools.stage.source import Dataset, checked, folders_of
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME
@@ -20,7 +21,6 @@ from pitools.store.manifest import FILE_NAME
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-T = TypeVar("T")
 BLOCK = 8 << 20
 # A manifest of a million files is about this large; what is larger is none.
 MANIFEST_BYTES = 256 << 20
@@ -68,7 +68,7 @@ class RemoteReader:
     """Opens objects. Threads of a process share the store's connections; each has its own reader."""
 
     def __init__(self, place: Place, known: Mapping[str, tuple[int, str]]) -> None:
-        self._place, self._known, self._store = place, known, _store_of(place)
+        self._place, self._known, self._store = place, known, store_of(place)
 
     def open(self, path: str) -> RemoteFile:
         """An object by its path below the URL; no request where its size is known. Raises as `objectstore.ask`."""
@@ -100,21 +100,20 @@ class RemoteFile:
         want = min(len(view), self.size - offset)
         if want <= 0:
             return 0
-        meta, data = ask(partial(self._get, offset, offset + want), self._place, self._path)
-        where = f"{self._place.url}/{self._path}"
-        if meta["size"] != self.size:
-            raise _other_size(self.size, meta["size"], where)
+        size, identity, data = ask(partial(self._get, offset, offset + want), self._place, self._path)
+        if size != self.size:
+            raise _other_size(self.size, size, f"{self._place.url}/{self._path}")
         # Not every server heeds If-Match; what it sends back says which object it read.
-        self._etag = self._etag or _identity(meta)
-        if _identity(meta) != self._etag or len(data) != want:
-            raise changed(where)
+        self._etag = self._etag or identity
+        if identity != self._etag or len(data) != want:
+            raise changed(f"{self._place.url}/{self._path}")
         view[:want] = data
         return want
 
     def close(self) -> None:
         """Nothing is open between requests."""
 
-    def _get(self, start: int, end: int) -> tuple[Any, memoryview]:
+    def _get(self, start: int, end: int) -> tuple[int, str, memoryview]:
         import obstore
 
         # A whole object is asked for as such: that is understood also where requests for parts are not.
@@ -122,7 +121,8 @@ class RemoteFile:
         if self._etag and not self._etag.startswith(("W/", "@")):  # weak ones never match
             options["if_match"] = f'"{self._etag}"'
         result = obstore.get(self._store, self._place.key(self._path), options=options)  # type: ignore[arg-type]
-        return result.meta, memoryview(result.bytes() if result.meta["size"] == self.size else b"")
+        meta = result.meta  # made anew whenever it is asked for
+        return meta["size"], _identity(meta), memoryview(result.bytes() if meta["size"] == self.size else b"")
 
 
 def load(url: str) -> Dataset:
@@ -143,7 +143,7 @@ def find(url: str) -> str:
     Raises UsageError when it holds several versions, DataError when it holds none, else as `objectstore.ask`.
     """
     place = parse(url)
-    inside = apart(lambda _: _versions(place))
+    inside = apart(partial(_versions, place))
     if inside is None:
         return place.url
     if not inside:
@@ -151,7 +151,12 @@ def find(url: str) -> str:
     if len(inside) > 1:
         names = ", ".join(name.rpartition("/")[2] for name in inside)
         raise UsageError(f"there are {len(inside)} versions: {names}", where=place.url, hint="name one of them")
-    return f"{place.scheme}://{place.bucket}/{inside[0]}"
+    return place._replace(prefix=inside[0]).url
+
+
+def stored(url: str, wants: Callable[[str], bool]) -> dict[str, list[tuple[str, int]]]:
+    """Datasets right below a URL; of wanted ones each version's URL and its upload time in ns. Raises as `find`."""
+    return apart(partial(_stored, parse(url), wants))
 
 
 def listing(url: str) -> list[Listed]:
@@ -160,6 +165,9 @@ def listing(url: str) -> list[Listed]:
     found = apart(partial(_list, place))
     # An empty object of a folder's name is how some tools draw folders.
     folders = folders_of(tuple(manifests.FileEntry(path=entry.path, bytes=0, digest="") for entry in found))
+    if both := [entry.path for entry in found if entry.bytes and entry.path in folders]:
+        what = f"{min(both)!r} is an object, and others are below it: on a disk that cannot be"
+        raise DataError(what, where=place.url, hint="rename the object, or those below it")
     return sorted(entry for entry in found if entry.path and (entry.bytes or entry.path not in folders))
 
 
@@ -168,41 +176,8 @@ def listed_source(url: str, listed: Iterable[Listed]) -> RemoteSource:
     return RemoteSource(parse(url).url, {entry.path: (entry.bytes, entry.etag) for entry in listed})
 
 
-def apart(work: Callable[[pool.Seat], T]) -> T:
-    """Do this in a forked process and return its result: the library's threads must not be there when workers are
-    forked from this one. Raises what `work` raises, and Unreachable when nothing moves for minutes.
-    """
-    found: list[T] = []
-    pool.run([None], lambda seat: _Errand(work, seat), found.append, readers=1, advance=lambda _: None)
-    return found[0]
-
-
-class _Errand(Generic[T]):
-    """The one task of a process that was forked for it."""
-
-    def __init__(self, work: Callable[[pool.Seat], T], seat: pool.Seat) -> None:
-        self._work, self._seat = work, seat
-
-    def __call__(self, task: None) -> T:
-        return self._work(self._seat)
-
-    def close(self) -> None:
-        """Nothing stays open."""
-
-
-_stores: dict[tuple[int, Place], ObjectStore] = {}
-
-
-def _store_of(place: Place) -> ObjectStore:
-    """This process's store for a bucket; two threads that come first at once make two, and one is forgotten."""
-    key = (os.getpid(), place._replace(prefix=""))
-    if key not in _stores:
-        _stores[key] = open_store(place)
-    return _stores[key]
-
-
 def _get_manifest(place: Place) -> bytes:
-    store = _store_of(place)
+    store = store_of(place)
     import obstore
 
     def get() -> tuple[int, bytes]:
@@ -220,32 +195,51 @@ def _get_manifest(place: Place) -> bytes:
 
 
 def _no_manifest(place: Place) -> DataError:
-    hint = "give the URL of one version, such as s3://BUCKET/<name>/<version>"
-    return DataError(f"not a dataset: it has no {FILE_NAME}", where=place.url, hint=hint)
+    what, hint = f"not a dataset: it has no {FILE_NAME}", "give one version's URL: s3://BUCKET/<name>/<version>"
+    return DataError(what, where=place.url, hint=hint)
 
 
-def _versions(place: Place) -> list[str] | None:
+def _versions(place: Place, seat: Seat) -> list[str] | None:
     """Prefixes of the versions right below, sorted; None where this is one itself."""
-    store = _store_of(place)
+    if _modified_ns(place):
+        return None
+    return [prefix for prefix in _folders(place, seat) if _modified_ns(place._replace(prefix=prefix))]
+
+
+def _stored(place: Place, wants: Callable[[str], bool], seat: Seat) -> dict[str, list[tuple[str, int]]]:
+    def versions(prefix: str) -> list[tuple[str, int]]:
+        found = (place._replace(prefix=each) for each in _folders(place._replace(prefix=prefix), seat))
+        return [(version.url, ns) for version in found if (ns := _modified_ns(version))]
+
+    prefixes = {prefix.rpartition("/")[2]: prefix for prefix in _folders(place, seat)}
+    return {name: versions(prefix) if wants(name) else [] for name, prefix in prefixes.items()}
+
+
+def _folders(place: Place, seat: Seat) -> list[str]:
+    """Prefixes right below, sorted."""
+    store = store_of(place)
     import obstore
 
-    def has_manifest(prefix: str) -> bool:
-        try:
-            ask(lambda: obstore.head(store, f"{prefix}/{FILE_NAME}".lstrip("/")), place, FILE_NAME)
-        except DataError:
-            return False
-        return True
-
-    if has_manifest(place.prefix):
-        return None
+    seat.moved(1)
     below = ask(lambda: obstore.list_with_delimiter(store, place.prefix or None), place)["common_prefixes"]
     if len(below) > _VERSIONS:
         raise UsageError("too many folders to look for versions in", where=place.url, hint="name the version")
-    return [prefix for prefix in sorted(below) if has_manifest(prefix)]
+    return sorted(below)
 
 
-def _list(place: Place, seat: pool.Seat) -> list[Listed]:
-    store = _store_of(place)
+def _modified_ns(place: Place) -> int:
+    """When the manifest of a version was uploaded; 0 where there is none."""
+    store = store_of(place)
+    import obstore
+
+    with suppress(DataError):
+        meta = ask(lambda: obstore.head(store, place.key(FILE_NAME)), place, FILE_NAME)
+        return int(meta["last_modified"].timestamp() * 1e9)
+    return 0
+
+
+def _list(place: Place, seat: Seat) -> list[Listed]:
+    store = store_of(place)
     import obstore
 
     def pages() -> Iterator[Any]:
@@ -256,6 +250,8 @@ def _list(place: Place, seat: pool.Seat) -> list[Listed]:
     cut = len(place.key(""))
     while page := ask(lambda: next(stream, None), place):
         seat.moved(len(page))  # a long listing is not a stalled one
+        if not all(f"{meta['path']}/".startswith(place.key("")) for meta in page):
+            raise DataError("the store lists objects that were not asked for", where=place.url)
         found += [Listed(meta["path"][cut:], meta["size"], _identity(meta)) for meta in page]
         if len(found) > _OBJECTS:
             raise UsageError(f"more than {_OBJECTS:,} objects", where=place.url, hint="name one store in it")

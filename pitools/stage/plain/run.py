@@ -6,25 +6,27 @@ source and choice, and a copy that stands is found by what the store looked like
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import DataError, NoSpace
+from pitools.core.errors import DataError, NoSpace, PitError, UsageError
 from pitools.core.files import os_error
 from pitools.core.progress import Advance
 from pitools.stage.cache import records
 from pitools.stage.cache.lock import Holder
-from pitools.stage.cache.root import OBJECTS, locked, object_path, partial_path, prepare, require_safe
+from pitools.stage.cache.root import OBJECTS, locked, object_path, partial_path, prepare, require_safe, touch_lease
 from pitools.stage.cache.space import Limits
 from pitools.stage.choose import Store, survey_again
 from pitools.stage.engine.copy import Orders, readers_for
 from pitools.stage.engine.fill import Moved, discard, fill, seal
 from pitools.stage.local import LocalSource
 from pitools.stage.plain import stores, structure
-from pitools.stage.run import Stage, publish_new, record_of, telling
+from pitools.stage.run import Stage, State, publish_new, record_of, telling
 from pitools.stage.source import Dataset, load
 from pitools.stage.verify import is_whole, looks_whole
 from pitools.store import manifest as manifests
@@ -45,49 +47,60 @@ def stage_store(
     """
     started = time.monotonic()
     root = root.absolute()
+    state: State = "present"
+    moved = None
     unnamed = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
     readers = readers or readers_for(unnamed)
 
+    def whole(final: Path, dataset: Dataset) -> bool:
+        if verify:
+            return is_whole(final, dataset, readers=readers, advance=advance)
+        return looks_whole(final, dataset)
+
     def stands() -> Dataset | None:
         found = standing(store, root)
-        if found and verify and not is_whole(object_path(root, found.version), found, readers=readers, advance=advance):
+        if not found or not whole(object_path(root, found.version), found):
             return None
+        with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
+            touch_lease(root, found.version)
         return found
 
     require_safe(root, reading=True)
-    if found := stands():
-        return record_of(found, object_path(root, found.version), "present", None, started, verified=verify)
-    prepare(root)
-    with locked(root, store.key, timeout_s=timeout_s, waiting=waiting) as tell:
-        if found := stands():
-            return record_of(found, object_path(root, found.version), "present", None, started, verified=verify)
-        orders = Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished)
-        moved_by = telling(tell, store.manifest.total_bytes, advance)
-        try:
-            moved = fill(unnamed, root, orders, limits or Limits(), advance=moved_by)
-            _judge(store, partial_path(root, store.key), readers, note)
-            dataset = _named(unnamed, moved)
-            _publish(store, dataset, root, timeout_s)
-        except (DataError, NoSpace):
-            discard(root, store.key)
-            raise
-        except OSError as error:
-            raise os_error(error, partial_path(root, store.key)) from error
-    return record_of(dataset, object_path(root, dataset.version), "staged", moved, started)
+    if not (dataset := stands()):
+        prepare(root)
+        with locked(root, store.key, timeout_s=timeout_s, waiting=waiting) as tell:
+            if not (dataset := stands()):
+                orders = Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished)
+                moved_by = telling(tell, store.manifest.total_bytes, advance)
+                try:
+                    moved = fill(unnamed, root, orders, limits or Limits(), advance=moved_by)
+                    _judge(store, partial_path(root, store.key), readers, note)
+                    dataset = _named(unnamed, moved)
+                    state = _publish(store, dataset, root, timeout_s, whole)
+                except (DataError, NoSpace):
+                    discard(root, store.key)
+                    raise
+                except OSError as error:
+                    raise os_error(error, partial_path(root, store.key)) from error
+    return record_of(dataset, object_path(root, dataset.version), state, moved, started, verified=verify)
 
 
 def standing(store: Store, root: Path) -> Dataset | None:
     """The version that was staged of this very store, if it stands, by names and sizes."""
-    for folder in (root / OBJECTS).glob("*"):
-        if records.read(root, folder.name).signature != store.key:
-            continue
-        try:
-            dataset = load(folder)
-        except DataError:
-            continue
-        if looks_whole(folder, dataset):
-            return msgspec.structs.replace(dataset, source=store.source)
-    return None
+    if not (version := version_of(store, root)):
+        return None
+    folder = object_path(root, version)
+    try:
+        dataset = load(folder)
+    except (DataError, UsageError):  # damaged, or evicted a moment ago
+        return None
+    return msgspec.structs.replace(dataset, source=store.source) if looks_whole(folder, dataset) else None
+
+
+def version_of(store: Store, root: Path) -> str:
+    """The version that was staged of this very store, whole or damaged; "" where there is none."""
+    names = (folder.name for folder in (root / OBJECTS).glob("*"))
+    return next((name for name in names if records.read(root, name).signature == store.key), "")
 
 
 def _judge(store: Store, folder: Path, readers: int, note: Callable[[str], None]) -> None:
@@ -95,8 +108,8 @@ def _judge(store: Store, folder: Path, readers: int, note: Callable[[str], None]
     if survey_again(store).signature != store.survey.signature:
         raise stores.changed(store.source.label)
     report = structure.findings(LocalSource(folder=folder), store.manifest, readers=readers)
-    for text in report.notes:
-        note(f"{text.array}: {text.text}")
+    for text in structure.told(report.notes):
+        note(text)
     if report.flawed:
         path, flaw = report.flawed[0]
         more = f" (and {len(report.flawed) - 1} more)" if len(report.flawed) > 1 else ""
@@ -110,17 +123,20 @@ def _named(unnamed: Dataset, moved: Moved) -> Dataset:
     return Dataset(source=unnamed.source, manifest=manifest, data=data, version=manifests.version(data))
 
 
-def _publish(store: Store, dataset: Dataset, root: Path, timeout_s: float) -> None:
-    """Give the copy its version, unless another store of the same content has been staged under it."""
+def _publish(
+    store: Store, dataset: Dataset, root: Path, timeout_s: float, whole: Callable[[Path, Dataset], bool]
+) -> State:  # fmt: skip
+    """Give the copy its version, unless another store of the same content has been staged under it and is whole."""
     final = object_path(root, dataset.version)
+    state: State = "staged"
     with locked(root, dataset.version, timeout_s=timeout_s):
         new = seal(partial_path(root, store.key), dataset)
         records.write(
             root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
             signature=store.key,
         )  # fmt: skip
-        if looks_whole(final, dataset):
-            discard(root, store.key)
-            return
-        publish_new(new, final, root)
+        if not os.path.lexists(final) or not whole(final, dataset):
+            state = "repaired" if os.path.lexists(final) else "staged"
+            publish_new(new, final, root)
     discard(root, store.key)
+    return state

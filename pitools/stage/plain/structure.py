@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import Literal, NamedTuple
@@ -14,6 +14,7 @@ import msgspec
 from pitools.core.progress import Advance
 from pitools.stage.engine import pool
 from pitools.stage.engine.pieces import Task, tasks
+from pitools.stage.engine.seat import Seat
 from pitools.stage.plain.stores import changed, read_whole
 from pitools.stage.source import Source
 from pitools.store import keys, shard, zarr
@@ -21,15 +22,18 @@ from pitools.store.manifest import FileEntry, Manifest
 from pitools.store.shard import Flaw, Judgement
 from pitools.store.zarr import METADATA, Array, Coordinate
 
-Kind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray"]
+Kind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray", "apart"]
 _TEXTS: dict[Kind, str] = {
     "absent": "of {total} chunks are not stored: they read as the fill value, as lost ones would",
     "absent-inner": "inner chunks are not stored in their shards: they read as the fill value",
-    "unused": "bytes of its shards belong to no chunk",
+    "unused": "bytes of shards belong to no chunk",
     "no-checksum": "files have no checksum: their sizes, indexes and headers were checked, not their content",
     "unchecked": "files are of codecs that say nothing of themselves: they were not checked",
-    "stray": "files in its folder hold none of its chunks",
+    "stray": "files in an array's folder hold none of its chunks",
+    "apart": "files are in no array's folder, and were copied unchecked: has an array lost its metadata?",
 }
+# A store may have thousands of arrays, and a terminal has some dozen lines.
+_NAMED = 3
 
 
 class Flawed(NamedTuple):
@@ -40,7 +44,7 @@ class Flawed(NamedTuple):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judgement cannot decide, of one array: how many, and in words."""
+    """What a judgement cannot decide, of one array: how many, and in words. array: of `apart` the first file."""
 
     array: str
     kind: Kind
@@ -86,11 +90,25 @@ def findings(source: Source, manifest: Manifest, *, readers: int, advance: Advan
     pool.run(todo, partial(_Judge, source, parts), take, readers=readers, advance=advance)
     totals = {array.name: _total(manifest, array) for array in arrays.values()}
     notes = [
-        Note(array=name, kind=kind, count=count, text=f"{count} {_TEXTS[kind]}".format(total=totals[name]))
+        Note(array=name, kind=kind, count=count, text=f"{count} {_TEXTS[kind]}".format(total=totals.get(name, 0)))
         for (name, kind), count in sorted(counts.items())
         if count > 0
     ]
     return Report(sorted(flawed, key=lambda found: found.path), notes, len(parts))
+
+
+def told(notes: Iterable[Note]) -> Iterator[str]:
+    """Notes as lines: one for each array that lacks chunks, and one for each other kind, of however many arrays."""
+    alike: dict[Kind, list[Note]] = {}
+    for note in notes:
+        if note.kind == "absent":
+            yield f"{note.array}: {note.text}"
+        else:
+            alike.setdefault(note.kind, []).append(note)
+    for kind, some in alike.items():
+        names = ", ".join(note.array for note in some[:_NAMED])
+        more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+        yield f"{names}{more}: {sum(note.count for note in some)} {_TEXTS[kind]}"
 
 
 def _read(source: Source, manifest: Manifest) -> dict[str, Array]:
@@ -112,9 +130,14 @@ def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tupl
     for array in arrays.values():
         counts[array.name, "absent"] = _total(manifest, array)
     parts = []
+    apart = ""
     owners = keys.owners(arrays, (entry.path for entry in manifest.files))
     for entry, (path, owner) in zip(manifest.files, owners, strict=True):
-        if owner is None or path.rpartition("/")[2] in METADATA:
+        if path.rpartition("/")[2] in METADATA:
+            continue
+        if owner is None:
+            apart = apart or path
+            counts[apart, "apart"] += 1
             continue
         coordinate = find[owner.path](path)
         if coordinate is None:
@@ -137,7 +160,7 @@ def _total(manifest: Manifest, array: Array) -> int:
 class _Judge:
     """One thread's share: its reader and its buffer."""
 
-    def __init__(self, source: Source, parts: list[Part], seat: pool.Seat) -> None:
+    def __init__(self, source: Source, parts: list[Part], seat: Seat) -> None:
         self._parts, self._seat, self._reader = parts, seat, source.connect()
         self._buffer = memoryview(mmap.mmap(-1, max(shard.BUFFER, source.block)))
 

@@ -63,10 +63,8 @@ def release(state: Path, job: Job) -> None:
     """End the holder of this job, if there is one, and wait until its leases are free. Raises ClusterError."""
     _prepare(state)
     for path in state.iterdir():
-        is_ours = path.name == _name(job)
         with contextlib.suppress(FileNotFoundError):
-            if _end(path, kill=is_ours):
-                path.unlink()
+            _end(path, kill=path.name == _name(job))
 
 
 def _name(job: Job) -> str:
@@ -94,27 +92,34 @@ def _claim(path: Path) -> int:
         os.close(descriptor)
 
 
-def _end(path: Path, *, kill: bool) -> bool:
-    """Whether the holder of this file has ended, by us if `kill`."""
+def _end(path: Path, *, kill: bool) -> None:
+    """Remove the file of a holder that has ended, by us if `kill`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if _has_ended(descriptor):
-            return True
-        if not kill:
-            return False
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            # While the lock is held the pid is the holder's, and a descriptor of it stays so.
-            with contextlib.suppress(ValueError, OSError), _pidfd(int(os.pread(descriptor, 20, 0))) as holder:
-                if not _has_ended(descriptor):
+        for number in (signal.SIGTERM, signal.SIGKILL) if kill else ():
+            if _has_ended(descriptor):
+                break
+            with contextlib.suppress(ValueError, OSError), _pidfd(pid := int(os.pread(descriptor, 20, 0))) as holder:
+                if _has_open(pid, descriptor):
                     signal.pidfd_send_signal(holder, number)
             until = time.monotonic() + _END_S / 2
-            while time.monotonic() < until:
-                if _has_ended(descriptor):
-                    return True
+            while not _has_ended(descriptor) and time.monotonic() < until:
                 time.sleep(_POLL_S)
-        return False
+        # With the lock, and if it is still this file: a new holder may have begun.
+        if _has_ended(descriptor) and os.path.samestat(path.stat(), os.fstat(descriptor)):
+            path.unlink()
     finally:
         os.close(descriptor)
+
+
+def _has_open(pid: int, descriptor: int) -> bool:
+    """Whether the process has this file open: a lock may be that of another prolog, which only looks, and a pid new."""
+    ours = os.fstat(descriptor)
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(entry.stat(), ours):
+                return True
+    return False
 
 
 def _has_ended(descriptor: int) -> bool:

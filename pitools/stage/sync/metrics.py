@@ -7,13 +7,18 @@ that hangs or was killed shows as a start that is later than the end.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pitools.core.files import write_atomic
+from pitools.core.errors import ClusterError
+from pitools.core.files import os_error, write_atomic
+from pitools.stage.cache.lock import flock
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]
@@ -36,6 +41,7 @@ METRICS = {
 }
 KINDS = {3: "policy", 4: "refused", 5: "data", 75: "later"}
 
+_TIMEOUT_S = 2.0
 _LINE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
 _ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
@@ -55,14 +61,26 @@ class Totals(NamedTuple):
 
 def started(path: Path, policy: str, now: float) -> None:
     """Write that a run has begun. Raises NoSpace, ClusterError."""
-    samples = read(path)
-    samples[PREFIX + "last_start_timestamp_seconds", _labels(policy=policy)] = now
-    _write(path, samples)
+    with _alone(path):
+        samples = read(path)
+        samples[PREFIX + "last_start_timestamp_seconds", _labels(policy=policy)] = now
+        _write(path, samples)
 
 
-def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float) -> None:
-    """Write how a run ended; what it kept replaces what stood there. Raises NoSpace, ClusterError."""
-    before = read(path)
+def ended(
+    path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float
+) -> None:  # fmt: skip
+    """Write how a run ended; what it kept replaces what stood there. wall_s: how long it took, by no clock that jumps.
+
+    Raises NoSpace, ClusterError.
+    """
+    with _alone(path):
+        _write(path, _ended(read(path), policy, totals, code, began=began, now=now, wall_s=wall_s))
+
+
+def _ended(
+    before: Samples, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float
+) -> Samples:  # fmt: skip
     samples = {key: value for key, value in before.items() if _is_kept(key, policy)}
 
     def put(name: str, value: float, **labels: str) -> None:
@@ -73,7 +91,7 @@ def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, n
 
     put("last_start_timestamp_seconds", began)
     put("last_end_timestamp_seconds", now)
-    put("last_duration_seconds", now - began)
+    put("last_duration_seconds", wall_s)
     put("last_exit_code", code)
     if code == 0:
         put("last_success_timestamp_seconds", now)
@@ -88,7 +106,25 @@ def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, n
     add("evicted_bytes_total", totals.evicted_bytes)
     for number, kind in KINDS.items():
         add("errors_total", totals.errors.get(number, 0), kind=kind)
-    _write(path, samples)
+    return samples
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Two policies of one file do not lose each other's samples: the folder, which is there to be locked, is.
+
+    Not waited for long: monitoring is no reason to hang.
+    """
+    try:
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise os_error(error, path) from error
+    try:
+        with contextlib.suppress(ClusterError):  # a file system without locks
+            flock(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_kept(key: tuple[str, Labels], policy: str) -> bool:

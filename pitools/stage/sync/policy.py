@@ -1,7 +1,7 @@
-"""What `pit-stage sync` is to keep where: rules in strict TOML, and the versions that each of them wants now.
+"""What `pit-stage sync` is to keep where: rules in strict TOML.
 
 [[rules]]
-from = "/shared/data"        # <from>/<name>/<version>/
+from = "/shared/data"        # <from>/<name>/<version>/, or s3://bucket/prefix, as gs:// and az://, that holds the same
 pattern = "pick*"            # names of datasets; all of them when it is not said
 newest = 2                   # versions of each
 cap = "500GiB"               # of all that the rule keeps; the oldest are left out
@@ -15,12 +15,11 @@ name = "pick"                # in records and metrics; the pattern when it is no
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -28,12 +27,11 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from pitools.core import hosts, toml, units
-from pitools.core.errors import ConfigError, PitError, UsageError, nearest
+from pitools.core.errors import ConfigError, UsageError
+from pitools.site.load import shipped
 from pitools.site.template import fill
 from pitools.stage.cache.space import Limits
-from pitools.stage.local import read_error
-from pitools.stage.source import is_url, versions
-from pitools.store.manifest import FILE_NAME
+from pitools.stage.source import is_url
 
 
 class _Words(
@@ -55,14 +53,14 @@ class _Words(
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    rules: tuple[_Words, ...]
+    rules: tuple[_Words, ...] = ()
 
 
 class Rule(NamedTuple):
-    """What to keep at one root. applies: on this node. cap_bytes: None for no cap."""
+    """What to keep at one root. source: folder or URL. applies: on this node. cap_bytes: None for no cap."""
 
     name: str
-    source: Path
+    source: Path | str
     pattern: str
     newest: int
     cap_bytes: int | None
@@ -81,14 +79,6 @@ class Policy(NamedTuple):
     rules: tuple[Rule, ...]
 
 
-class Version(NamedTuple):
-    """A version that stands at a source. modified_ns: of its manifest."""
-
-    dataset: str
-    folder: Path
-    modified_ns: int
-
-
 def load(path: Path) -> Policy:
     """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
     tables = toml.read(path)
@@ -100,19 +90,19 @@ def load(path: Path) -> Policy:
             rules.append(_rule(toml.convert(rule, _Words, str(path)), node))
             _refuse_contradiction(rules[:-1], rules[-1])
     if not toml.convert(tables, _File, str(path)).rules:
-        raise ConfigError("there is no rule in it", where=str(path), hint="write [[rules]]: see scripts/cron/README.md")
+        example = shipped("scripts") / "cron" / "stage.toml"
+        raise ConfigError("there is no rule in it", where=str(path), hint=f"write [[rules]], as in {example}")
     absolute = path.absolute()
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:8]
     return Policy(absolute, f"{_plain(path.stem)}-{digest}", node, tuple(rules))
 
 
 def _rule(words: _Words, node: str) -> Rule:
-    if is_url(words.source):
-        raise ConfigError('key "from": the datasets of an object store cannot be listed yet', hint="give a folder")
-    source, to = Path(words.source), words.to
-    if not source.is_absolute() or not to.startswith("/"):
-        key = "to" if source.is_absolute() else "from"
-        raise ConfigError(f'key "{key}": not an absolute path', hint="cron has no folder to begin with")
+    to = words.to
+    with _key("from"):
+        source = _source(words.source)
+    if not to.startswith("/"):
+        raise ConfigError('key "to": not an absolute path', hint="cron has no folder to begin with")
     if "{job}" in to:
         raise ConfigError('key "to": {job} cannot be filled in: there is no job', hint="{node} and {user} can")
     with _key("to"):
@@ -134,6 +124,16 @@ def _rule(words: _Words, node: str) -> Rule:
         shared=words.shared,
         applies=not words.nodes or node in names or node.partition(".")[0] in names,
     )
+
+
+def _source(text: str) -> Path | str:
+    if is_url(text):
+        from pitools.stage.objectstore import client
+
+        return client.parse(text).url
+    if not text.startswith("/"):
+        raise UsageError("not an absolute path", hint="cron has no folder to begin with")
+    return Path(text)
 
 
 def _refuse_contradiction(others: list[Rule], rule: Rule) -> None:
@@ -175,70 +175,6 @@ def _line(path: Path, number: int, key: str) -> int:
     end = heads[number + 1] if number + 1 < len(heads) else len(lines)
     is_key = re.compile(rf"\s*{re.escape(key)}\s*=")
     return 1 + next((at for at in range(heads[number], end) if key and is_key.match(lines[at])), heads[number])
-
-
-def newest(rule: Rule) -> list[Version]:
-    """The versions that a rule's pattern and count choose, the newest first.
-
-    Raises ConfigError when there is nothing: a file system that is not mounted must not look like an empty one.
-    """
-    try:
-        names = sorted(entry.name for entry in rule.source.iterdir() if not entry.name.startswith("."))
-        found = [
-            version
-            for name in names
-            if fnmatch.fnmatchcase(name, rule.pattern) and (rule.source / name).is_dir()
-            for version in _newest_of(rule.source / name, rule.newest)
-        ]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError("no such folder", where=str(rule.source), hint="is it mounted on this host?") from error
-    except OSError as error:
-        raise read_error(error, rule.source) from error
-    if not found:
-        hint = nearest(rule.pattern, names) or "is it mounted on this host?"
-        raise ConfigError(f'no dataset matches "{rule.pattern}"', where=str(rule.source), hint=hint)
-    return _newest_first(found)
-
-
-def _newest_of(folder: Path, count: int) -> list[Version]:
-    found = []
-    for version in versions(folder):
-        try:
-            modified_ns = (version / FILE_NAME).lstat().st_mtime_ns
-        except FileNotFoundError:  # retired at this moment
-            continue
-        found.append(Version(folder.name, version, modified_ns))
-    return _newest_first(found)[:count]
-
-
-def _newest_first(found: list[Version]) -> list[Version]:
-    return sorted(found, key=lambda each: (each.modified_ns, each.folder.name, each.dataset), reverse=True)
-
-
-def within_cap(
-    rule: Rule, chosen: list[Version], size: Callable[[Version], int], failed: Callable[[PitError], None]
-) -> list[Version]:
-    """As many of the newest as the cap has room for; what is older than the first that does not fit is left out.
-
-    A version whose size cannot be had is told to `failed`. Raises ConfigError when even the newest does not fit.
-    """
-    if rule.cap_bytes is None:
-        return chosen
-    kept: list[Version] = []
-    total = 0
-    for version in chosen:
-        try:
-            total += size(version)
-        except PitError as error:
-            failed(error)
-            continue
-        if total > rule.cap_bytes:
-            if not kept:
-                what = f"the newest has {units.size_text(total)}, over the cap of {units.size_text(rule.cap_bytes)}"
-                raise ConfigError(what, where=str(version.folder), hint="raise the rule's cap")
-            break
-        kept.append(version)
-    return kept
 
 
 def _plain(text: str) -> str:

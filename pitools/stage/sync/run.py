@@ -1,8 +1,9 @@
 """Keep at each root what the rules of a policy want: stage what is missing, then remove what they brought before.
 
 First the new, then the old away: a source that fails leaves yesterday's data. A root where anything failed loses
-nothing. Only what a run of the same policy brought is ever removed, and never what is leased, pinned or wanted by
-another policy, or was brought by a rule that is now for other nodes.
+nothing. What is kept is leased until the run ends: under a quota rules must not push out each other's sets, another
+one in each run. Only what a run of the same policy brought is ever removed, and never what is leased, pinned or wanted
+by another policy, or was brought by a rule that is now for other nodes.
     <root>/.locks/.sync.<policy>            flock of the run that is at work
     <root>/.records/.sync.<policy>.json     what its runs brought, and what it wants
 """
@@ -21,19 +22,20 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core.errors import PitError, TryLater
+from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
 from pitools.core.files import os_error, write_atomic
 from pitools.core.progress import bar
 from pitools.core.record import Record
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import GONE, Item, evict
+from pitools.stage.cache.lease import lease
 from pitools.stage.cache.lock import announced, flock, open_kept, read_holder, who
 from pitools.stage.cache.root import LOCKS, RECORDS, free_bytes, object_path, prepare
 from pitools.stage.run import stage
 from pitools.stage.source import load
-from pitools.stage.sync import policy as policies
 from pitools.stage.sync.metrics import Totals
-from pitools.stage.sync.policy import Policy, Rule, Version
+from pitools.stage.sync.policy import Policy, Rule
+from pitools.stage.sync.versions import Version, newest, within_cap
 from pitools.stage.verify import looks_whole
 
 Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
@@ -42,6 +44,8 @@ Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
 WORST = (5, 3, 4, 75)
 # Workers of a run that was killed have its lock too, until the kernel has ended them.
 _LAST_BREATH_S = 1.0
+# A descriptor each, of which a process may have 1024 where nobody has said otherwise.
+_MOST_LEASES = 500
 
 
 class Change(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
@@ -82,12 +86,13 @@ class Sync:
         self.policy, self.errors, self._failed = policy, list[PitError](), failed
         self.kept = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
         self.counted: Counter[str] = Counter()
+        self._leases = contextlib.ExitStack()
         self._changed, self._dry_run, self._timeout_s, self._show = changed, dry_run, timeout_s, show
 
     def __call__(self) -> None:
         """Sync every root that rules of this node name."""
         for root, rules in _by_root(self.policy).items():
-            with self._trying(rules[0].name, root):
+            with self._trying(rules[0].name, root), contextlib.ExitStack() as self._leases:
                 self._sync(root, rules)
 
     def exit_code(self) -> int:
@@ -114,9 +119,9 @@ class Sync:
         before = _read(_state_path(root, self.policy))
         brought, wanted, failed = dict(before.versions), set[str](), len(self.errors)
         for rule in rules:
-            with self._trying(rule.name, rule.source):
+            with self._trying(rule.name, root):
                 for version in self._choose(rule):
-                    with self._trying(rule.name, version.folder):
+                    with self._trying(rule.name, root):
                         self._keep(rule, version, brought, wanted)
         if len(self.errors) > failed:
             wanted |= set(before.wanted)  # what could not be judged is not given up
@@ -129,6 +134,8 @@ class Sync:
     def _trying(self, rule: str, where: Path) -> Iterator[None]:
         try:
             yield
+        except UsageError as error:  # of what stands in the policy: there is no command line to be wrong
+            self._fail(rule, ConfigError(error.what, where=error.where, hint=error.hint))
         except PitError as error:
             self._fail(rule, error)
         except OSError as error:
@@ -140,12 +147,12 @@ class Sync:
 
     def _choose(self, rule: Rule) -> list[Version]:
         def size(version: Version) -> int:
-            return load(version.folder).manifest.total_bytes
+            return load(version.place).manifest.total_bytes
 
-        return policies.within_cap(rule, policies.newest(rule), size, partial(self._fail, rule.name))
+        return within_cap(rule, newest(rule), size, partial(self._fail, rule.name))
 
     def _keep(self, rule: Rule, version: Version, brought: dict[str, str], wanted: set[str]) -> None:
-        dataset = load(version.folder)
+        dataset = load(version.place)
         if dataset.version in wanted:
             return  # another rule's
         wanted.add(dataset.version)
@@ -163,6 +170,8 @@ class Sync:
                     dataset, rule.root, timeout_s=self._timeout_s, limits=rule.limits, shared=rule.shared,
                     advance=advance,
                 )  # fmt: skip
+            if sum(sets for sets, _ in self.kept.values()) < _MOST_LEASES:
+                self._leases.enter_context(lease(path, use=False))
             if done.state != "present":
                 self._say(
                     rule.name, done.state, path, done.dataset, n_bytes, done.source, done.copied_bytes, done.wall_s

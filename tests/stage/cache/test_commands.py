@@ -8,21 +8,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import click
 import pytest
 
 from pitools import cli
 from pitools.commands import stage_cache
+from pitools.stage import repair
 from pitools.stage.cache import records
+from pitools.stage.cache.evict import Item, evict
 from pitools.stage.cache.lease import lease
 from pitools.stage.cache.root import journal_path, locked, partial_path
 from pitools.stage.run import stage
 from pitools.stage.source import load
-from pitools.stage.verify import looks_whole
+from pitools.stage.verify import Finding, looks_whole
 
 SCHEMAS = {
-    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned",
+    "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
     "pit.stage-eviction/1": "version path state bytes reason",
     "pit.stage-repair/1": "dataset version path state source reason",
     "pit.stage-finding/1": "dataset version path problem expected got",
@@ -78,6 +81,9 @@ def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
     assert (unfinished["locked"], unfinished["source"], unfinished["files"]) == (True, "", 1)
     assert unfinished["bytes"] >= 5000
     assert cache("list", root / "nowhere") == (0, [], "")
+    (root / "empty").mkdir()
+    assert cache("list", root / "empty") == (0, [], "")
+    assert cache("list", root / "objects")[0] == 2  # somebody's mistake, which silence would hide
 
 
 @pytest.mark.parametrize("form", ["table", "tsv"])
@@ -133,10 +139,12 @@ def test_evict_removes_what_is_named(finals: list[Path], root: Path, cache, resi
         code, found, _ = cache("evict", "pick1", "pick2", "--to", root, "--force")
     assert (code, [record["state"] for record in found]) == (1, ["kept", "kept"])
     assert [record["reason"] for record in found] == ["pinned", "leased by a running process"]
+    assert "pit-stage unpin" in cache("evict", "pick1", "--to", root)[2]
     records.pin(root, finals[1].name, pinned=False)
     records.remove(root, finals[1].name)
-    assert cache("evict", "pick1", "--to", root)[0] == 1
-    assert cache("evict", "pick1", "--to", root, "--force")[0] == 0
+    code, _, err = cache("evict", "pick1", "--to", root)
+    assert (code, "--force" in err) == (1, True)
+    assert cache("evict", "pick1", "--to", root, "--force") == (0, [ANY], "")
     assert [path.name for path in (root / "objects").iterdir()] == [finals[2].name]
     assert residue(root) == []
 
@@ -286,3 +294,13 @@ def flip(file: Path) -> None:
         byte = opened.read(1)[0]
         opened.seek(100)
         opened.write(bytes([byte ^ 4]))
+
+
+def test_a_set_that_was_evicted_while_it_was_read_is_not_brought_back(finals: list[Path], root: Path):
+    """Its files are missing because somebody wanted its room, not because it is damaged."""
+    version = finals[0].name
+    found = Finding(dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing")
+    evict(root, Item(version, finals[0]), grace_s=0)
+    record = repair.repair(root, version, [found])
+    assert (record.state, record.reason.partition(":")[0]) == ("failed", "it is not there any more")
+    assert not finals[0].exists()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import ClusterError, TryLater
+from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
+from pitools.stage.cache import lease as lease_module
 from pitools.stage.cache.evict import LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item
 from pitools.stage.cache.lease import last_used, lease
-from pitools.stage.cache.root import journal_path, locked, partial_path, prepare, sweep
+from pitools.stage.cache.root import journal_path, locked, move_aside, partial_path, prepare, sweep
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import looks_whole
@@ -165,3 +166,55 @@ def test_kill_at_any_moment_of_an_eviction(root: Path, make_dataset, residue):
             shutil.copytree(root / "spare", final)
             records.write(root, final.name, source="/shared", n_bytes=400)
     assert cut > 2, "no trial cut an eviction short"
+
+
+def test_the_steps_of_an_eviction_are_in_the_safe_order(
+    final: Path, root: Path, residue, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed between any two, it leaves a set with its record, or a removal that is on the disk and can be finished."""
+    steps: list[str] = []
+
+    def move(path: Path, home: Path) -> Path:
+        assert records.read(root, final.name).source, "a set without its record would stay for ever"
+        steps.append("moved")
+        return move_aside(path, home)
+
+    def sync(folder: Path) -> None:
+        assert not final.exists()
+        assert residue(root), "removed before the rename was on the disk"
+        steps.append(f"synced {folder.name}")
+
+    monkeypatch.setattr(evict, "move_aside", move)
+    monkeypatch.setattr(evict, "sync_dir", sync)
+    assert take(root, final) == ""
+    assert steps == ["moved", "synced objects"]
+
+
+def test_a_journal_goes_before_what_it_tells_of(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed in between, an eviction must not leave a journal that calls done what is gone."""
+    prepare(root)
+    partial_path(root, "v").mkdir()
+    journal_path(root, "v").write_text("done")
+
+    def move(path: Path, home: Path) -> Path:
+        assert not journal_path(root, "v").exists()
+        return move_aside(path, home)
+
+    monkeypatch.setattr(evict, "move_aside", move)
+    assert evict.evict(root, Item("v", partial_path(root, "v"))) == ""
+
+
+def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
+    """An evictor that has found no pin is waited for: a pin is of a set that stays, or it is an error."""
+    monkeypatch.setattr(lease_module, "_TIMEOUT_S", 0.05)
+
+    def move(path: Path, home: Path) -> Path:
+        with pytest.raises(TryLater, match="locked by another process"):
+            records.pin(root, final.name)
+        return move_aside(path, home)
+
+    monkeypatch.setattr(evict, "move_aside", move)
+    assert take(root, final) == ""
+    with pytest.raises(DataError):
+        records.pin(root, final.name)
+    assert list((root / ".records").iterdir()) == []

@@ -78,7 +78,7 @@ def test_records_that_are_locked_are_not_waited_for_for_ever(root: Path, monkeyp
     """A process that hangs in the middle makes others give up in time."""
     prepare(root)
     monkeypatch.setattr(records, "_TIMEOUT_S", 0.1)
-    descriptor = os.open(root / ".records", os.O_RDONLY)
+    descriptor = os.open(root / ".locks/.records", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(TryLater):
         records.write(root, "v", source="/shared", n_bytes=1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -15,10 +16,11 @@ import pytest
 
 from pitools.core import proc
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, TryLater
-from pitools.stage.cache import lease, listing
+from pitools.stage.cache import evict, lease, listing, records
 from pitools.stage.cache import lock as locks
 from pitools.stage.cache import root as roots
 from pitools.stage.cache.lock import Holder
+from pitools.stage.cache.space import Limits, reserved
 from pitools.stage.run import stage
 from pitools.stage.source import load
 
@@ -193,18 +195,19 @@ def test_staged_data_is_private_unless_the_root_says_otherwise(small: Path, root
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, before: bool):
-    """On purpose, all may read sets, locks, leases and records; unfinished sets stay private, whatever the umask."""
+    """On purpose, all may read sets, leases and records; locks and unfinished sets stay private, whatever the umask."""
     if before:
         roots.prepare(root)
+        (root / ".locks").chmod(0o755)
     old = os.umask(0o077)
     try:
         stage(load(small), root, shared=True)
     finally:
         os.umask(old)
-    folders = [root, *(root / name for name in ("objects", ".locks", ".leases", ".records"))]
+    folders = [root, *(root / name for name in ("objects", ".leases", ".records"))]
     assert {mode(folder) for folder in folders} == {0o755}
-    assert {mode(root / ".tmp"), mode(root / ".quarantine")} == {0o700}
-    assert {mode(root / f".{kind}s" / small.name) for kind in ("lock", "lease")} == {0o644}
+    assert {mode(root / name) for name in (".tmp", ".quarantine", ".locks")} == {0o700}
+    assert (mode(root / ".leases" / small.name), mode(root / ".locks" / small.name)) == (0o644, 0o600)
     assert mode(root / ".records" / f"{small.name}.json") == 0o644
     roots.prepare(root)  # and stays so
     assert mode(root / ".leases") == 0o755
@@ -289,6 +292,33 @@ def test_a_forked_child_does_not_keep_the_lock(root: Path):
         kill(pid)
 
 
+def test_a_forked_child_that_leaves_the_block_does_not_free_the_lock(root: Path):
+    """An exception may carry a worker out of what its parent is still in."""
+    roots.prepare(root)
+    held = roots.locked(root, "v", timeout_s=0)
+    with held:
+        pid = os.fork()
+        if not pid:
+            held.__exit__(None, None, None)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        found = roots.holder(root, "v")
+        assert found is not None
+        assert found.pid == os.getpid()
+
+
+def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
+    """What it points to is neither made nor written."""
+    roots.prepare(root)
+    (tmp_path / "file").write_text("mine")
+    for name, target in (("v", "file"), ("w", "nothing")):
+        (root / ".locks" / name).symlink_to(tmp_path / target)
+        with pytest.raises(ClusterError), roots.locked(root, name, timeout_s=0):
+            pass
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_what_another_process_removes_is_left_to_it(root: Path):
     """Whoever holds the flock of a folder that was moved aside removes it; others pass by, and take it after a kill."""
     roots.prepare(root)
@@ -332,6 +362,7 @@ def test_two_users_of_one_node_do_not_meet(small: Path, commons: Path):
         lambda: stage(load(folder), ours).state,
         lambda: lease.hold(final),
         lambda: list(listing.staged(ours)),
+        lambda: listing.require_root(ours),
         lambda: roots.prepare(ours),
     ):
         assert as_user(65534, action) in ("PermissionError", "ClusterError")
@@ -359,8 +390,6 @@ def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
 
 def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path):
     """A service account stages, all users lease what stands, and the evictor keeps it while they do."""
-    from pitools.stage.cache import evict
-
     root = commons / "pit"
     assert as_user(0, lambda: stage(load(small), root, shared=True).state) == "staged"
     for path in (root, *root.rglob("*")):  # as if 1000 had staged it, who could not read the source
@@ -406,3 +435,76 @@ def test_an_error_of_a_locked_version_still_sweeps(root: Path):
     with pytest.raises(NoSpace):
         fail()
     assert os.listdir(root / ".tmp") == []
+
+
+def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, make_dataset, commons: Path):
+    """A flock needs no more than an open file: none of those that the owner waits for can be opened by others."""
+    root = commons / "pit"
+    stage(load(small), root, shared=True)
+    records.pin(root, small.name)
+    other = load(make_dataset({"a": b"1"}, "other"))
+
+    def lock_all() -> int:
+        os.setgroups([])
+        os.setuid(65534)
+        kept.extend(os.open(path, os.O_RDONLY) for path in [root, *root.rglob("*")] if os.access(path, os.R_OK))
+        for descriptor in kept:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return len(kept)
+
+    kept: list[int] = []
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    pid = in_child(lock_all)
+    try:
+        assert stage(other, root, timeout_s=0, limits=Limits(quota_bytes=1 << 40)).state == "staged"
+        assert evict.evict(root, evict.Item(small.name, root / "objects" / small.name), grace_s=0) == evict.LEASED
+        with reserved(root, "v", 1, Limits(quota_bytes=1 << 40)):
+            pass
+    finally:
+        kill(pid)
+
+
+def test_staging_is_a_use(small: Path, root: Path):
+    """A version that was there before has an old lease file: it must not be the first to go when it is new again."""
+    roots.prepare(root)
+    roots.touch_lease(root, small.name)
+    os.utime(root / ".leases" / small.name, (1000, 1000))
+    stage(load(small), root)
+    assert time.time() - lease.last_used(root, small.name) < 10
+
+
+def test_who_locks_a_version_makes_its_lease_file(root: Path):
+    """Before the set stands: a user who may only read has it to lock from the first moment."""
+    roots.prepare(root)
+    for version, lock in (("v", roots.locked(root, "v", timeout_s=0)), ("w", roots.try_locked(root, "w"))):
+        with lock:
+            assert (root / ".leases" / version).exists()
+
+
+def test_a_link_among_what_is_to_be_removed_leads_nowhere(root: Path, small: Path):
+    """It goes, and what it points to stays."""
+    roots.prepare(root)
+    (root / ".tmp/v.old.n01.1.ab").symlink_to(small)
+    roots.sweep(root)
+    assert os.listdir(root / ".tmp") == []
+    assert (small / "zarr.json").exists()
+
+
+def test_what_others_make_in_between_is_refused(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a folder like /tmp anybody may be faster with a name: what stands there in the end is what is judged."""
+    root = tmp_path / "tmp"
+    root.mkdir()
+    root.chmod(0o1777)
+    (tmp_path / "theirs").mkdir()
+    make = roots._make_folder
+
+    def slow(folder: Path, **how: bool) -> None:
+        if folder.name == "objects":
+            folder.symlink_to(tmp_path / "theirs")
+        make(folder, **how)
+
+    monkeypatch.setattr(roots, "_make_folder", slow)
+    with pytest.raises(ClusterError, match="symbolic link"):
+        stage(load(small), root)
+    assert os.listdir(tmp_path / "theirs") == []

@@ -43,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     yield mount
     for place in mounted:
-        proc.run(["umount", str(place)], timeout_s=30)
+        assert proc.run(["umount", str(place)], timeout_s=30).code == 0  # else somebody still has a file open
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "btrfs"])

@@ -127,3 +127,14 @@ def test_a_full_disk_is_told(tmpfs):
     (disk / "filler").write_bytes(b"x" * 4096)
     with pytest.raises(NoSpace):
         Journal(disk / "journal", VERSION, durable=True, keep=False)
+
+
+def test_a_torn_line_is_not_ended_by_who_goes_on(tmp_path: Path, files):
+    """A call that adds nothing must not make an entry of what a crash tore, nor believe a digest that is too short."""
+    path = write(tmp_path, files)
+    path.write_bytes(path.read_bytes()[:-10])
+    Journal(path, VERSION, durable=True, keep=True).close()
+    assert journal.read(path, tmp_path / "new", VERSION, files).ranges == {3: {0: b"\1" * 16}}
+    with path.open("ab") as file:
+        file.write(b"r 3 1 0101\nr -1 0 " + b"01" * 16 + b"\n")
+    assert journal.read(path, tmp_path / "new", VERSION, files).ranges == {3: {0: b"\1" * 16}}

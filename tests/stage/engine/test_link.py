@@ -63,3 +63,13 @@ def test_linked_files_survive_the_older_version(make_dataset, root: Path):
     second = Path(stage(load(make_dataset({"a": content, "b": b"1"})), root).path)
     (first / "a").unlink()
     assert (second / "a").read_bytes() == content
+
+
+def test_a_manifest_that_is_a_fifo_keeps_nobody_waiting(make_dataset, root: Path):
+    """Whatever stands in the place of a manifest, a run takes another copy and goes on."""
+    source = make_dataset({"a": b"1"})
+    manifest = Path(stage(load(source), root).path) / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert stage(load(make_dataset({"a": b"2"})), root).state == "staged"
+    assert stage(load(source), root).state == "repaired"

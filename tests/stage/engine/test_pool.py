@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from pitools.core.errors import ClusterError, DataError, Unreachable
 from pitools.stage.engine import pool
-from pitools.stage.engine.pool import Seat
+from pitools.stage.engine.seat import Seat
+from pitools.stage.engine.write import Pace
 
 
 class Square:
@@ -134,3 +136,46 @@ def test_a_source_that_gives_nothing_is_not_waited_for_for_ever(monkeypatch: pyt
 def test_the_default_is_within_bounds():
     """Neither one reader on a small machine nor hundreds on a large one."""
     assert 2 <= pool.default_readers() <= 16
+
+
+class Piped(Square):
+    """Its source's own pipe breaks, which is not the one to the parent."""
+
+    def __call__(self, task: int) -> tuple[int, int, int]:
+        if task == 3:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().__call__(task)
+
+
+class Unspeakable(Square):
+    """Fails, in threads other than the first, with what cannot be sent to another process."""
+
+    def __call__(self, task: int) -> tuple[int, int, int]:
+        time.sleep(0.01)
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(threading.Lock())
+        return super().__call__(task)
+
+
+@pytest.mark.parametrize(("worker", "error"), [(Piped, BrokenPipeError), (Unspeakable, ClusterError)])
+def test_no_task_is_lost_without_a_word(worker: type[Square], error: type[Exception]):
+    """Whatever ends a worker early is raised; less than all results is no success."""
+    with pytest.raises(error):
+        pool.run(range(10), worker, lambda _: None, readers=8, advance=lambda _: None)
+
+
+class Patient(Square):
+    """Waits of its own will, longer than a source may be silent."""
+
+    def __call__(self, task: int) -> tuple[int, int, int]:
+        pace = Pace(10)
+        pace.wait(10, self.seat)
+        return super().__call__(task)
+
+
+def test_who_waits_for_a_bandwidth_is_not_stalled(monkeypatch: pytest.MonkeyPatch):
+    """A low limit is no sign that the source has gone."""
+    monkeypatch.setattr(pool, "STALLED_S", 0.5)
+    found: list[tuple[int, int, int]] = []
+    pool.run(range(2), Patient, found.append, readers=2, advance=lambda _: None)
+    assert len(found) == 2

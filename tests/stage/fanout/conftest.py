@@ -81,7 +81,10 @@ class Nodes:
     def root(self, name: str) -> Path:
         return self.tmp_path / "nodes" / name
 
-    def start(self, *names: str, env: dict[str, str] | None = None, **settings: object) -> None:
+    def start(
+        self, *names: str, env: dict[str, str] | None = None, through: tuple[str, ...] = (), **settings: object
+    ) -> None:  # fmt: skip
+        """through: the words of a program that runs the node's."""
         for name in names:
             values = {
                 "data": str(self.data), "root": str(self.root(name)), "origin": self.origin.server_address[1],
@@ -90,7 +93,8 @@ class Nodes:
             file = self.tmp_path / f"{name}.json"
             file.write_text(json.dumps(values))
             self.processes[name] = subprocess.Popen(
-                [sys.executable, str(NODE), str(file)], env={**self.env, **(env or {}), "PIT_FANOUT_NODE": name},
+                [*through, sys.executable, str(NODE), str(file)],
+                env={**self.env, **(env or {}), "PIT_FANOUT_NODE": name},
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pitools.core.errors import DataError
 from pitools.stage.fanout import serve, wire
@@ -209,6 +210,25 @@ def test_a_node_that_does_not_get_on_is_left(world: World):
     assert PATIENCE.patience_s <= wall_s < 3
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_node_that_only_says_it_gets_on_is_not_waited_for_for_ever(world: World, busy: bool):
+    """Where nothing else arrives here either, the engine would soon give up; where something does, it is waited for."""
+
+    def behave(connection: socket.socket, request: wire.Request, number: int) -> None:
+        time.sleep(0.05)
+        if busy and number == 20:
+            world.give(connection, request)
+            return
+        world.board.arrive(int(busy))
+        wire.answer(connection, wire.NOT_YET, number * 100_000, time.monotonic() + 1)
+
+    world.source.patience = replace(PATIENCE, idle_s=0.3)
+    world.node_0(behave)
+    data, wall_s = world.read("a")
+    assert (data, world.board.bytes_from()) == (world.content, {0 if busy else SOURCE: SIZE})
+    assert wall_s > 0.9 if busy else 0.3 <= wall_s < 0.8
+
+
 def test_a_node_that_never_appears_is_not_waited_for_longer_than_that(world: World):
     """Then the origin gives all, and later files are not waited for again."""
     data, wall_s = world.read("a")
@@ -224,12 +244,15 @@ def test_a_node_that_no_longer_has_a_file_is_passed_over(world: World):
     assert world.board.usable(0)
 
 
-@pytest.mark.parametrize("answer", [b"\1" + (SIZE * 2).to_bytes(8), b"\7" + bytes(8), b"", b"\1\0"])
+@pytest.mark.parametrize(
+    "answer",
+    [*(b"\1" + n.to_bytes(8) for n in (SIZE * 2, 2**64 - 1, 2**63, 1, 0)), b"\7" + bytes(8), b"", b"\1\0"],
+)
 def test_nonsense_from_a_node_is_survived(world: World, answer: bytes):
-    """More than was asked for, an unknown kind, half an answer: it is left, and the file is read elsewhere."""
+    """More or less than was asked for, an unknown kind, half an answer: it is left, and the file is read elsewhere."""
 
     def behave(connection: socket.socket, *_: object) -> None:
-        connection.sendall(answer)
+        connection.sendall(answer + (2 * world.content if len(answer) == 9 else b""))
         connection.shutdown(socket.SHUT_RDWR)
 
     world.node_0(behave)
@@ -258,6 +281,28 @@ def test_a_distrusted_file_is_read_again_from_the_origin(world: World):
     own.close()
     reader.close()
     assert world.board.bytes_from() == {0: 1000, SOURCE: SIZE + 1000}
+
+
+def test_a_file_that_was_wrong_once_is_asked_of_no_node(world: World):
+    """Of nobody, also not of one that has given nothing wrong so far: two may have it from the same liar."""
+    fake = world.node_0(lambda connection, request, _: world.give(connection, request))
+    world.board.distrust(0, set())
+    assert world.read("a")[0] == world.content
+    assert (fake.gets, world.board.bytes_from()) == (0, {SOURCE: SIZE})
+
+
+def test_an_origin_that_is_wrong_as_well_is_the_culprit(world: World):
+    """Nodes gave a part, and the origin's own bytes are wrong too: it is read again once, not for ever."""
+    world.node_0(lambda connection, request, _: world.give(connection, request))
+    reader = world.source.connect()
+    file = reader.open("a")
+    buffer = memoryview(bytearray(SIZE))
+    assert file.read_into(buffer[:1000], 0) == 1000
+    assert file.distrust()
+    assert file.read_into(buffer, 0) > 0
+    assert not file.distrust()
+    file.close()
+    reader.close()
 
 
 def test_an_origin_of_another_size_is_refused(world: World, tmp_path: Path):

@@ -5,6 +5,10 @@ import socket
 import socketserver
 import threading
 
+import pytest
+
+from pitools.core import proc
+
 
 def shards(count: int, size: int) -> dict[str, bytes]:
     return {f"images/c/{number}": os.urandom(size) for number in range(count)}
@@ -110,6 +114,22 @@ def test_a_node_with_another_secret_gets_nothing(nodes):
     found = step.finish()
     assert found["n2"]["peer_bytes"] == 0
     assert step.origin.served == 2 * 6 * 200_000
+    assert all(map(step.is_right, step.names))
+
+
+def test_nodes_need_not_agree_on_the_time(nodes):
+    """One whose clocks are months ahead takes part like any other: no time travels between nodes."""
+    ahead = ("unshare", "--time", "--monotonic", "10000000", "--boottime", "10000000", "--fork", "--kill-child")
+    tried = proc.run([*ahead, "true"], timeout_s=10)
+    if tried.code:
+        pytest.skip(f"cannot make a time namespace here: {tried.stderr.strip()}")
+    files = shards(6, 200_000)
+    step = nodes(files, count=3)
+    step.start("n0", "n2")
+    step.start("n1", through=ahead)
+    found = step.finish()
+    assert step.origin.served == 6 * 200_000
+    assert all(one["peer_bytes"] > 0 for one in found.values())
     assert all(map(step.is_right, step.names))
 
 

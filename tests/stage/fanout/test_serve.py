@@ -18,7 +18,7 @@ from pitools.stage.fanout.group import Group, Patience
 from pitools.store.manifest import FileEntry
 
 CONTENT = bytes(range(256)) * 1000
-PATIENCE = Patience(answer_s=0.3, hold_s=0.2, stall_s=1.0)
+PATIENCE = Patience(answer_s=0.3, hold_s=0.2, stall_s=0.05)
 LIMIT = serve.RANGE
 
 
@@ -30,7 +30,10 @@ class Served:
         self.partial.mkdir()
         for name in ("a", "b"):
             (self.partial / name).write_bytes(CONTENT)
-        self.files = [FileEntry(path=name, bytes=len(CONTENT), digest="") for name in ("a", "b", "c")]
+        (self.partial / "c").touch()
+        os.truncate(self.partial / "c", LIMIT + 1)
+        self.files = [FileEntry(path=name, bytes=len(CONTENT), digest="") for name in ("a", "b")]
+        self.files.append(FileEntry(path="c", bytes=LIMIT + 1, digest=""))
         self.group = Group("xyz", ["127.0.0.1"] * 3, 1, "job", (port, port), b"s")
         self.board = Board(3, 3)
         self.port = port
@@ -137,6 +140,19 @@ def test_nothing_outside_the_folder_is_given(served: Served):
     assert served.get(0)[0] == wire.GONE
 
 
+def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path):
+    """Nor one on the way to the file: what lies behind it is not the dataset's."""
+    for folder in ("partial", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "elsewhere" / "a").write_bytes(CONTENT)
+    (tmp_path / "partial" / "c").symlink_to("../elsewhere")
+    board = Board(1, 1)
+    shelf = serve._Shelf([tmp_path / "partial"], board)
+    assert shelf.open(FileEntry(path="c/a", bytes=len(CONTENT), digest="")) is None
+    shelf.close()
+    board.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "file", "offset", "length"),
     [
@@ -146,7 +162,7 @@ def test_nothing_outside_the_folder_is_given(served: Served):
         (wire.GET, 0, 0, len(CONTENT) + 1),
         (wire.GET, 0, 2**64 - 1, 1),
         (wire.GET, 0, 1, 2**64 - 1),
-        (wire.GET, 0, 0, LIMIT + 1),
+        (wire.GET, 2, 0, LIMIT + 1),
         (0, 0, 0, 1),
         (255, 0, 0, 1),
     ],
@@ -200,9 +216,12 @@ def test_a_client_that_takes_nothing_is_left(served: Served):
     served.board.mark_all()
     with served.greeted() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        for _ in range(100):
-            connection.sendall(struct.pack("!BIQQ", wire.GET, 0, 0, len(CONTENT)))
+        connection.sendall(struct.pack("!BIQQ", wire.GET, 2, 0, LIMIT))
         assert served.get(1)[2] == CONTENT
+        deadline = time.monotonic() + 5
+        while len(os.listdir(f"/proc/{served.child}/task")) > 2:  # accepting, and waking those that wait
+            assert time.monotonic() < deadline, "its thread is still there"
+            time.sleep(0.05)
 
 
 def test_nodes_tell_each_other_that_they_have_finished(served: Served):

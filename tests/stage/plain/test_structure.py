@@ -15,7 +15,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from pitools.core.errors import DataError
 from pitools.stage.local import LocalSource
 from pitools.stage.plain.stores import describe, read_whole, survey
-from pitools.stage.plain.structure import Report, findings
+from pitools.stage.plain.structure import Note, Report, findings, told
 from pitools.stage.select import subset
 from pitools.store.manifest import Manifest
 
@@ -145,6 +145,23 @@ def test_inner_chunks_that_are_missing_and_strays_are_counted(store: Path) -> No
     (store / "sharded/note.txt").touch()
     found = notes(judge(store))
     assert (found["sharded", "absent-inner"], found["sharded", "stray"]) == (2, 2)
+
+
+def test_notes_of_a_thousand_arrays_are_a_few_lines() -> None:
+    """Each array that lacks chunks has its line; what is said of many alike is said once, with the sum."""
+    notes = [Note(array=f"a{i}", kind="unused", count=2, text="2 …") for i in range(1000)]
+    notes.insert(7, Note(array="b", kind="absent", count=1, text="1 of 5 chunks are not stored"))
+    assert list(told(notes)) == [
+        "b: 1 of 5 chunks are not stored",
+        "a0, a1, a2 and 997 more: 2000 bytes of shards belong to no chunk",
+    ]
+
+
+def test_files_of_no_array_are_counted(store: Path) -> None:
+    """An array that lost its metadata is none any more, but its chunks are not silent."""
+    (store / "old/.zarray").unlink()
+    (store / "README").touch()
+    assert {key: count for key, count in notes(judge(store)).items() if key[1] == "apart"} == {("README", "apart"): 6}
 
 
 def test_a_size_that_is_not_the_manifests(store: Path) -> None:

@@ -21,6 +21,7 @@ from pitools.stage.cache import lease
 from pitools.stage.cache.evict import LEASED, Item, evict
 from pitools.stage.cache.root import prepare, touch_lease
 from pitools.stage.prolog import check as prolog
+from pitools.stage.prolog import hold as holding
 from pitools.stage.prolog.check import Root, judge, place
 from pitools.stage.prolog.hold import MAX_SETS, Job, watch
 
@@ -323,6 +324,29 @@ def test_the_script_finds_its_python_in_the_file(node: Node):
     assert node.leased("a" * 32) == [True]
 
 
+@pytest.mark.parametrize("line", ["python = '{}'", '  python="{}"', '# python = "/nowhere"\npython\t=\t"{}" # 3.11'])
+def test_whatever_toml_says_the_script_reads(node: Node, line: str):
+    """Both kinds of quotes, spaces or none, and no key of a table further below."""
+    node.put("a" * 32)
+    node.configure(line.format(sys.executable), f'[[roots]]\npath = "{node.disk}/{{user}}/pit"\n# x\ndisk = ""\n')
+    node.script = Path(shutil.copy(node.script, node.state.parent / "copy"))
+    assert said_nothing(node.call(PIT_PYTHON=""))
+    assert node.leased("a" * 32) == [True]
+
+
+def test_an_installed_script_finds_its_own_python(node: Node):
+    """Where pip puts it, the interpreter needs no name."""
+    prefix = node.state.parent / "opt"
+    for folder in ("bin", "share/pitools/scripts"):
+        (prefix / folder).mkdir(parents=True)
+    (prefix / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (prefix / "bin/python").chmod(0o755)
+    node.script = Path(shutil.copy(node.script, prefix / "share/pitools/scripts"))
+    node.put("a" * 32)
+    assert said_nothing(node.call(PIT_PYTHON=""))
+    assert node.leased("a" * 32) == [True]
+
+
 @pytest.mark.parametrize(
     ("more", "environment", "said"),
     [
@@ -385,6 +409,39 @@ def test_a_pid_that_is_not_the_holders_is_left_alone(node: Node):
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_a_lock_of_another_prolog_does_not_make_an_old_pid_the_holders(node: Node, monkeypatch: pytest.MonkeyPatch):
+    """While another job's prolog looks at the file of a dead holder, its number is still anybody's."""
+    monkeypatch.setattr(holding, "_END_S", 0.1)
+    node.state.mkdir(mode=0o700)
+    path = node.state / "alpha.n01.77"
+    with subprocess.Popen(["sleep", "60"]) as other:
+        path.write_text(str(other.pid))
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            holding.release(node.state, JOB)
+        assert other.poll() is None
+        other.kill()
+    assert path.exists()
+    holding.release(node.state, JOB)
+    assert not path.exists()
+
+
+def test_the_file_of_a_new_holder_is_not_swept(node: Node, monkeypatch: pytest.MonkeyPatch):
+    """A job that is requeued while another's prolog sweeps the file of its dead holder keeps its new one."""
+    node.state.mkdir(mode=0o700)
+    path = node.state / "alpha.n01.77"
+    path.touch()
+
+    def replaced(_: int) -> bool:
+        path.unlink()
+        path.write_text("new")
+        return True
+
+    monkeypatch.setattr(holding, "_has_ended", replaced)
+    holding.release(node.state, JOB._replace(id=78))
+    assert path.read_text() == "new"
 
 
 def test_the_sets_used_last_are_leased_where_there_are_too_many(node: Node):

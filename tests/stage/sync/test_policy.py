@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.stage.cache.space import Limits
 from pitools.stage.sync import policy
-from pitools.stage.sync.policy import Rule, Version, load, newest, within_cap
+from pitools.stage.sync.policy import Rule, load
+from pitools.stage.sync.versions import Version, newest, within_cap
 
 RULE = '[[rules]]\nfrom = "/shared/data"\nto = "/nvme/pit"\n'
 
@@ -92,7 +93,19 @@ def test_policies_of_one_name_are_told_apart(tmp_path: Path):
         ('[[rules]]\nfrom = "/data"\nto = "x"\n', 3, "not an absolute path", ""),
         ('[[rules]]\nfrom = "/data"\nto = "/x/{job}"\n', 3, "{job}", ""),
         ('[[rules]]\nfrom = "/data"\nto = "/x/{usr}"\n', 3, '"{usr}"', 'did you mean "user"?'),
-        ('[[rules]]\nfrom = "s3://bucket/data"\nto = "/x"\n', 2, "object store", "folder"),
+        (
+            '[[rules]]\nfrom = "s3://bucket/../data"\nto = "/x"\n',
+            2,
+            'key "from": this URL names no bucket',
+            "s3://BUCKET",
+        ),
+        ('[[rules]]\nfrom = "s3://me:pw@bucket/data"\nto = "/x"\n', 2, "is not accepted", "environment"),
+        (
+            '[[rules]]\nfrom = "https://bucket/data"\nto = "/x"\n',
+            2,
+            "not the URL of an object store",
+            "AWS_ENDPOINT_URL",
+        ),
         ('\n\n[[rules]]\nfrom = "/data"\n', 3, "`to`", ""),
         (RULE + RULE, 4, "two rules are called", "name ="),
         (RULE + RULE + 'name = "b"\nquota = "1GiB"\n', 4, "of the whole root", ""),
@@ -115,6 +128,8 @@ def test_what_is_no_policy_is_refused(tmp_path: Path, text: str):
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     assert str(tmp_path / "stage.toml") in caught.value.where
+    if text in ("", "rules = []"):
+        assert load(Path(caught.value.hint.rpartition(" ")[2])).rules, "the example that it names is one"
 
 
 def test_rules_on_one_line_are_refused_by_number(tmp_path: Path):
@@ -139,8 +154,10 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     (tmp_path / ".pick").mkdir()
     (tmp_path / "pick.txt").write_text("")
     found = newest(rule(tmp_path, pattern="pick*", newest=2))
-    assert [each.folder.name for each in found] == ["b", "e", "d", "c"]
+    assert [each.name for each in found] == ["b", "e", "d", "c"]
     assert [each.dataset for each in found] == ["pick", "pick2", "pick2", "pick"]
+    put(tmp_path, ".trash", "g", 1000)
+    assert [each.name for each in newest(rule(tmp_path))] == ["f", "b", "e"]
 
 
 @pytest.mark.parametrize(("where", "said"), [("gone", "no such folder"), ("empty", "no dataset matches"),
@@ -170,7 +187,7 @@ def test_a_cap_cuts_the_oldest(sizes: list[int], cap: int):
     capped = rule(Path("/d"), cap_bytes=cap)
 
     def size(version: Version) -> int:
-        return sizes[int(version.folder.name)]
+        return sizes[int(version.name)]
 
     if sizes[0] > cap:
         with pytest.raises(ConfigError, match="over the cap"):
@@ -188,7 +205,7 @@ def test_a_version_without_a_size_is_told_and_left_out():
     told: list[PitError] = []
 
     def size(version: Version) -> int:
-        if version.folder.name == "b":
+        if version.name == "b":
             raise DataError("not a manifest")
         return 1
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -218,6 +219,36 @@ def test_another_policys_sets_stay(site: Site, tmp_path: Path):
     assert site.changes() == [("evicted", first)]
 
 
+def test_a_policy_whose_source_is_away_still_wants_its_sets(site: Site, tmp_path: Path):
+    """What it wanted last is not given up to another policy because nobody can say what it wants now."""
+    mirror, ours, theirs = tmp_path / "mirror", site.file, tmp_path / "other.toml"
+    mirror.symlink_to(site.data)
+    first = site.put("pick")
+    assert site.changes() == [("staged", first)]
+    site.file = theirs
+    site.rules(f'from = "{mirror}"')
+    assert site.changes() == []
+    mirror.unlink()
+    assert site.sync()[0] == 3
+    site.age()
+    site.file, second = ours, site.put("pick")
+    assert site.changes() == [("staged", second)]
+    assert site.staged() == {first, second}
+
+
+def test_what_was_evicted_and_came_back_by_hand_stays(site: Site):
+    """What a run brought once is its own until it is gone, and not for ever."""
+    first = site.put("pick")
+    site.changes()
+    site.age()
+    second = site.put("pick")
+    assert site.changes() == [("staged", second), ("evicted", first)]
+    stage(load(site.data / "pick" / first), site.root)
+    site.age()
+    assert site.changes() == []
+    assert site.staged() == {first, second}
+
+
 def test_a_cap_holds_whatever_the_count(site: Site):
     """The oldest of what the rule chooses is left out, and goes when it was there."""
     site.rules('newest = 5\ncap = "2500B"')
@@ -372,6 +403,15 @@ def test_metrics_that_cannot_be_written_are_an_error_of_their_own(site: Site):
     assert site.staged() == {version}
 
 
+@pytest.mark.parametrize("name", ["", "stage.txt", "/tmp"])
+def test_metrics_that_nobody_would_read_are_refused(site: Site, name: str):
+    """The collector takes *.prom alone: an empty variable in a crontab, or another name, would be silence for ever."""
+    site.put("pick")
+    code, out, err = site.sync("--metrics", name)
+    assert (code, out, ".prom" in err) == (2, "", True)
+    assert not site.root.exists()
+
+
 def test_a_second_run_does_nothing(site: Site):
     """Silent and 0 for cron, a word for people; and the metrics go on to say that the first has not ended."""
     site.put("pick")
@@ -400,19 +440,20 @@ def test_another_policy_does_not_wait(site: Site, tmp_path: Path):
 
 def test_a_killed_run_knows_its_sets_again(site: Site, program: list[str]):
     """kill -9 in the middle: the lock is free, the next run finishes, and what was begun is evicted in its time."""
-    first = site.put("pick", 200 << 20)
+    site.rules('pattern = "pick"', 'pattern = "large"')
+    first, large = site.put("pick"), site.put("large", 200 << 20)
     argv = [*program, "sync", "--policy", str(site.file), "--metrics", str(site.metrics)]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 20
-    while not list(site.root.glob(".tmp/*.partial/a/c/0")) and time.monotonic() < until:
+    while not (site.root / ".tmp" / f"{large}.partial/a/c/0").exists() and time.monotonic() < until:
         time.sleep(0.002)
     process.kill()
     process.wait()
-    assert site.staged() == set()
+    assert site.staged() == {first}
     started, ended = site.value("last_start_timestamp_seconds"), site.value("last_end_timestamp_seconds")
     assert started is not None
     assert ended is None
-    assert site.changes() == [("staged", first)]
+    assert site.changes() == [("staged", large)]
     site.age()
     second = site.put("pick")
     assert site.changes() == [("staged", second), ("evicted", first)]
@@ -544,3 +585,30 @@ def test_the_example_policy_is_one(repo: Path):
     (rule,) = policy.load(repo / "scripts" / "cron" / "stage.toml").rules
     assert (rule.name, rule.newest, rule.applies) == ("pick", 2, True)
     assert len((repo / "scripts" / "cron" / "README.md").read_text().splitlines()) <= 40
+
+
+def test_rules_do_not_push_out_each_others_sets(site: Site):
+    """Where not all that is wanted fits, what was first stays, run after run, and the rest is said to lack room."""
+    first, second = site.put("a", 3 << 20), site.put("b", 3 << 20)
+    site.rules('pattern = "a"\nquota = "13MiB"', 'pattern = "b"\nquota = "13MiB"')
+    for _ in range(3):
+        code, _, err = site.sync()
+        assert (code, err.count("MiB needed"), site.staged()) == (75, 1, {first})
+        site.age()
+    site.rules('pattern = "b"\nquota = "13MiB"')
+    assert ("staged", second) in site.changes()
+
+
+def test_pip_brings_the_examples_and_the_prolog(repo: Path):
+    """Each file is installed where `shipped` and the script itself look for it."""
+    config = configparser.ConfigParser()
+    config.read(repo / "setup.cfg")
+    brought = {
+        f"{target}/{path.name}": path
+        for target, pattern in config["options.data_files"].items()
+        for path in repo.glob(pattern.strip())
+    }
+    wanted = [repo / "scripts/pit-prolog", *(repo / "scripts/cron").iterdir()]
+    assert len(wanted) == 4
+    for path in wanted:
+        assert brought[f"share/pitools/{path.relative_to(repo)}"] == path
