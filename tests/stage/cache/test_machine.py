@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pitools.core.errors import DataError, NoSpace, TryLater
+from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
 from pitools.stage.cache import evict as evicting
 from pitools.stage.cache import records, space
 from pitools.stage.cache.evict import GONE, LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item, evict
@@ -96,7 +96,8 @@ class Cache(RuleBasedStateMachine):
                     self.fill(version, list(content(version)))
                 records.write(self.root, version, source="/shared", n_bytes=SIZES[version])
                 os.rename(partial_path(self.root, version), self.path(version))
-        except NoSpace:
+        except (NoSpace, ClusterError) as error:
+            assert isinstance(error, ClusterError) == (needed > self.quota)
             assert {path.name for path in (self.root / "objects").iterdir()} == before, "evicted in vain"
             assert all(partial_path(self.root, v).exists() for v in dead), "removed in vain"
             goes = sum(total([usage(self.path(v))]) for v in before - stay)
@@ -135,7 +136,7 @@ class Cache(RuleBasedStateMachine):
                         self.fill(version, ["c/0"])
                         os.write(send, b"y")
                         time.sleep(60)
-                except NoSpace:
+                except (NoSpace, ClusterError):
                     os.write(send, b"n")
             os._exit(1)
         os.close(send)
