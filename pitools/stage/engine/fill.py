@@ -43,13 +43,15 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
     folder, path = partial_path(root, version), journal_path(root, version)
     folder.mkdir(mode=0o700, exist_ok=True)  # until it stands in `objects`, whose mode says who may read
     done = journals.read(path, folder, version, files)
-    if not done.files and not done.ranges:  # what is there is not known to be good
+    fresh = not done.files and not done.ranges
+    if fresh:  # what is there is not known to be good
         shutil.rmtree(folder)
         folder.mkdir(mode=0o700)
     if not by_ranges(dataset.source, folder, orders):
         done.ranges.clear()
     linked = link_shared(dataset, root, folder, set(done.files)) if link else set()
-    _clear(folder, files, done, linked)
+    if not fresh:
+        _clear(folder, files, done, linked)
     for index in (*done.files, *linked):
         orders.finished(index)
     left = [entry for index, entry in enumerate(files) if index not in done.files and index not in linked]
