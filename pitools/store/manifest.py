@@ -22,7 +22,7 @@ FILE_NAME = "manifest.json"
 EPISODE_PREFIX = "episode_"
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One file of a version.
 
     path: relative to the dataset's folder, `/`-separated. bytes: its size. digest: `xxh3_128:<32 hex>`.

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from pitools.core.files import file_system, os_error, sync_file_system
+from pitools.core.files import file_system, os_error
 from pitools.core.progress import Advance
 from pitools.stage.engine import pool
 from pitools.stage.engine.copier import MODE, NEW, Copier, Range, Work, wrong_digest
 from pitools.stage.engine.journal import Done, Journal, Written, line
 from pitools.stage.engine.pieces import SMALL, range_count, tasks
+from pitools.stage.engine.write import Flusher
 from pitools.stage.local import LocalSource
 from pitools.stage.source import Dataset, Source, folders_of
 from pitools.store import digest as digests
@@ -87,7 +88,8 @@ def copy(
     files, source = dataset.manifest.files, dataset.source
     _make_folders(to, files)
     if isinstance(source, LocalSource):
-        source = structs.replace(source, once=True)
+        # Memory that is the source itself cannot be left to others.
+        source = structs.replace(source, once=file_system(source.folder) != "tmpfs")
     durable = is_durable(files)
     found = {index: text for index, text in done.files.items() if text}
     ranges = {index: dict[int, bytes]() for index in done.ranges}
@@ -118,12 +120,16 @@ def copy(
             orders.finished(index)
         return journal.flush()
 
-    pool.run(plan, partial(Copier, work), take, readers=orders.readers, advance=advance)
-    if not durable:
-        try:
-            sync_file_system(to)
-        except OSError as error:
-            raise os_error(error, to) from error
+    if durable:
+        pool.run(plan, partial(Copier, work), take, readers=orders.readers, advance=advance)
+        return found
+    with Flusher(to) as flusher:
+
+        def moved(count: int) -> None:
+            flusher.moved(count)
+            advance(count)
+
+        pool.run(plan, partial(Copier, work), take, readers=orders.readers, advance=moved)
     return found
 
 

@@ -32,12 +32,15 @@ def link_shared(dataset: Dataset, root: Path, to: Path, skip: set[int]) -> set[i
     its size is right, and it is no younger than the manifest, which is written last. Never raises for what is wrong
     with another version: its files are then copied.
     """
+    older = _older(dataset, root)
+    if not older:
+        return set()
     wanted: dict[str, list[int]] = {}
     for index, entry in enumerate(dataset.manifest.files):
         if entry.digest and index not in skip:
             wanted.setdefault(entry.digest, []).append(index)
     linked: set[int] = set()
-    for folder in _older(dataset, root) if wanted else ():
+    for folder in older if wanted else ():
         if not linked:
             for inside in sorted(folders_of(dataset.manifest.files)):
                 (to / inside).mkdir(exist_ok=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
+from pathlib import Path
 
+from pitools.core.files import os_error, sync_file_system
 from pitools.stage.engine.seat import Seat
 from pitools.stage.local import LocalFile
 from pitools.stage.source import SourceFile
@@ -13,6 +16,47 @@ from pitools.stage.source import SourceFile
 # What O_DIRECT wants: addresses, offsets and lengths in multiples of the disk's block.
 _ALIGNED = 4096
 _FICLONE = 0x40049409
+_FLUSHED_BYTES = 128 << 20
+
+
+class Flusher:
+    """Has a file system write from early on what is given to it, so that little is left to wait for at the end.
+
+    The kernel begins by itself only when a tenth of the memory waits to be written. Leaving the block syncs what is
+    left; raises NoSpace or ClusterError. To be used by a process that does not fork meanwhile but for `pool.run`'s
+    workers, which come before the first byte.
+    """
+
+    def __init__(self, to: Path) -> None:
+        self._to, self._waiting = to, 0
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def moved(self, count: int) -> None:
+        """Count bytes; begin to sync when they are many."""
+        self._waiting += count
+        if self._waiting >= _FLUSHED_BYTES and not (self._thread and self._thread.is_alive()):
+            self._waiting = 0
+            self._thread = threading.Thread(target=self._sync, daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Flusher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind:
+            return  # it is not waited for where the copy has failed, perhaps because the disk hangs
+        if self._thread:
+            self._thread.join()
+        self._sync()
+        if self._error:
+            raise os_error(self._error, self._to) from self._error
+
+    def _sync(self) -> None:
+        try:
+            sync_file_system(self._to)
+        except OSError as error:  # told to whoever syncs first, and to nobody again
+            self._error = error
 
 
 class Pace:
