@@ -97,7 +97,7 @@ class Cache(RuleBasedStateMachine):
                 records.write(self.root, version, source="/shared", n_bytes=SIZES[version])
                 os.rename(partial_path(self.root, version), self.path(version))
         except (NoSpace, ClusterError) as error:
-            assert isinstance(error, ClusterError) == (needed > self.quota)
+            assert isinstance(error, ClusterError) == (needed > self.quota)  # noqa: PT017 - a rule is no test
             assert {path.name for path in (self.root / "objects").iterdir()} == before, "evicted in vain"
             assert all(partial_path(self.root, v).exists() for v in dead), "removed in vain"
             goes = sum(total([usage(self.path(v))]) for v in before - stay)
