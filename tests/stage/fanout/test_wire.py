@@ -125,7 +125,12 @@ def test_a_node_without_room_says_so_after_its_proof():
 
 def test_an_answer_of_no_known_kind_is_refused():
     """Whatever number comes with it."""
-    client, _, thread = served(lambda server: wire.answer(server, 7, 2**64 - 1, soon()))
+
+    def action(server: socket.socket) -> None:
+        wire.receive(server, wire._REQUEST.size, soon())  # not gone before it was asked
+        wire.answer(server, 7, 2**64 - 1, soon())
+
+    client, _, thread = served(action)
     with client, pytest.raises(wire.Refused):
         wire.ask(client, wire.Request(wire.GET, 0, 0, 1), soon())
     thread.join()
