@@ -36,6 +36,9 @@ class _Place(_Path):
         text = super().convert(value, param, ctx)
         if text == "-":
             raise UsageError("a path is wanted, not -", where=_name(param), hint="records go to stdout by themselves")
+        if isinstance(text, str) and "://" in text:
+            hint = "what an object store holds is compared while it is staged"
+            raise UsageError(f"a path of this machine is wanted, not {text}", where=_name(param), hint=hint)
         if isinstance(text, str) and "{" in text:
             from pitools.site.template import fill
 

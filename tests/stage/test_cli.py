@@ -427,6 +427,16 @@ def test_several_sources_stop_at_the_first_that_fails(small: Path, tmp_path: Pat
     assert (code, [record["state"] for record in records(out)]) == (2, ["staged"])
 
 
+@pytest.mark.parametrize(
+    "words", [("check", "s3://lab/x"), ("list", "s3://lab/x"), ("run", "/data", "--to", "gs://b/x")]
+)
+def test_a_url_where_a_path_is_wanted(words: tuple[str, ...], pit_stage: Cli):
+    """It is not taken for a folder called `s3:`."""
+    code, out, err = pit_stage(*words)
+    assert (code, out) == (2, "")
+    assert "a path of this machine is wanted" in err
+
+
 # The shell
 
 
