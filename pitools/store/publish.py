@@ -18,18 +18,6 @@ TEMPORARY = ".tmp"
 
 
 @contextmanager
-def publishing(final: Path, *, root: Path) -> Iterator[Path]:
-    """Yield a new folder to fill; on a clean exit sync it and rename it to `final`, else remove it.
-
-    `root` holds both: unfinished folders live in `<root>/.tmp/`, where no reader looks. When another process has
-    published `final` first, its copy stands and this one is discarded. Raises NoSpace or ClusterError.
-    """
-    with unfinished(root, final.name) as temporary:
-        yield temporary
-        publish(temporary, final)
-
-
-@contextmanager
 def unfinished(root: Path, name: str) -> Iterator[Path]:
     """Yield a new folder in `<root>/.tmp/`; whatever was not published is gone at the exit, and so are folders made
     on the way to it.

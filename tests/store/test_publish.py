@@ -3,12 +3,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pitools.core.errors import ClusterError, NoSpace
-from pitools.store.publish import TEMPORARY, publish, publishing, unfinished
+from pitools.store.publish import TEMPORARY, publish, unfinished
+
+
+@contextmanager
+def publishing(final: Path, *, root: Path) -> Iterator[Path]:
+    """A new folder to fill, published on a clean exit."""
+    with unfinished(root, final.name) as folder:
+        yield folder
+        publish(folder, final)
 
 
 def below(root: Path) -> set[str]:

@@ -176,7 +176,7 @@ class Copier:
         try:
             while at < end and (count := os.preadv(descriptor, [self._buffer[: min(BLOCK, end - at)]], at)):
                 hasher.update(self._buffer[:count])
-                self._seat.moved(count)
+                self._seat.alive()  # nothing is written, so nothing of what is reserved is used
                 at += count
         finally:
             os.close(descriptor)

@@ -65,7 +65,7 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
             used(count)
             advance(count)
 
-        advance(shared + resumed)
+        advance(shared + resumed + known)
         journal = Journal(path, version, durable=is_durable(files), keep=bool(done.files or done.ranges))
         try:
             digests = copy(dataset, folder, done, journal, orders, linked=linked, advance=moved)

@@ -128,7 +128,7 @@ class _Crew(Generic[Task, Result]):
         os.close(self._take)
         self._take = -1
         numbers = memoryview(b"".join(_NUMBER.pack(number) for number in range(len(self._tasks))))
-        told, waits, moving = 0, 0, time.monotonic()
+        told, signs, moving = 0, 0, time.monotonic()
         with selectors.DefaultSelector() as selector:
             for descriptor in self._pids:
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -146,8 +146,8 @@ class _Crew(Generic[Task, Result]):
                         left.discard(key.fd)
                         self._reap(key.fd)
                 total, now = self._board.total, time.monotonic()
-                if total != told or self._board.waits != waits:
-                    moving, waits = now, self._board.waits
+                if total != told or self._board.signs != signs:
+                    moving, signs = now, self._board.signs
                 elif now - moving > STALLED_S:
                     raise Unreachable(f"no byte has moved for {STALLED_S:.0f} s", hint="is the source still there?")
                 advance(total - told)

@@ -10,7 +10,7 @@ class Stopped(Exception):
 
 
 class Board:
-    """Memory that the parent and all workers share: whether to stop, a count of waits, and bytes moved by each."""
+    """Memory that the parent and all workers share: whether to stop, signs of life, and bytes moved by each."""
 
     def __init__(self, seats: int) -> None:
         self._words = memoryview(mmap.mmap(-1, 8 * (seats + 2))).cast("Q")
@@ -25,8 +25,8 @@ class Board:
         return sum(self._words[2:])
 
     @property
-    def waits(self) -> int:
-        """Changes as long as a worker waits of its own will, as for a bandwidth."""
+    def signs(self) -> int:
+        """Changes while a worker is busy with something else than to move bytes."""
         return self._words[1]
 
     def moved(self, seat: int, count: int) -> None:
@@ -35,8 +35,8 @@ class Board:
             raise Stopped
         self._words[seat + 2] += count
 
-    def waited(self) -> None:
-        """One worker waits of its own will. Two at once may count as one. Raises Stopped."""
+    def alive(self) -> None:
+        """One worker's sign of life. Two at once may count as one. Raises Stopped."""
         self.moved(0, 0)
         self._words[1] += 1
 
@@ -52,6 +52,6 @@ class Seat:
         """Count bytes; call it at every block. Raises Stopped."""
         self._board.moved(self._number, count)
 
-    def waited(self) -> None:
-        """Say that nothing moves because this thread waits of its own will. Raises Stopped."""
-        self._board.waited()
+    def alive(self) -> None:
+        """Say that this thread is not stuck, though it moves nothing: it waits for its pace, say. Raises Stopped."""
+        self._board.alive()

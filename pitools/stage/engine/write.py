@@ -73,7 +73,7 @@ class Pace:
         self._due = max(self._due, time.monotonic() - 1) + count / self._rate
         while (left := self._due - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))
-            seat.waited()
+            seat.alive()
 
 
 def clone(descriptor: int, file: SourceFile) -> bool:

@@ -3,14 +3,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pitools.core import proc
 from pitools.core.errors import DataError
 from pitools.stage.cache.root import journal_path, partial_path
+from pitools.stage.cache.space import reserved
+from pitools.stage.engine import fill
 from pitools.stage.engine.pieces import SMALL
 from pitools.stage.run import stage
 from pitools.stage.source import load
@@ -105,8 +109,19 @@ def as_user(work: Callable[[], object], user: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
-def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path):
-    """A disk with room for the rest of a large file is enough to go on, and what was there is not counted as copied."""
+def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A disk with room for the rest of a large file is enough to go on, and what was there is not counted as copied,
+    nor as written of the room that is reserved, but as done in the progress.
+    """
+    written: list[int] = []
+    done: list[int] = []
+
+    @contextmanager
+    def counted(*args: Any, **settings: Any) -> Iterator[Callable[[int], None]]:
+        with reserved(*args, **settings) as used:
+            yield lambda count: (written.append(count), used(count))[1]
+
+    monkeypatch.setattr(fill, "reserved", counted)
     disk = tmp_path / "disk"
     disk.mkdir()
     assert proc.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(disk)], timeout_s=10).code == 0
@@ -114,7 +129,10 @@ def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path):
         source = build(tmp_path / "data", {"L": 4 * RANGE - 4096})
         interrupted(source, disk / "pit", bytes_per_s=400 << 20, until=lambda text: text.count("\nr ") >= 2)
         ranges = journal_path(disk / "pit", source.name).read_text().count("\nr ")
-        record = stage(load(source), disk / "pit", readers=1)
+        written.clear()
+        record = stage(load(source), disk / "pit", readers=1, advance=done.append)
+        assert sum(written) == record.copied_bytes
+        assert sum(done) == record.bytes
         assert record.resumed_bytes == ranges * RANGE
         assert record.copied_bytes == record.bytes - record.resumed_bytes
         assert findings(disk / "pit") == []
