@@ -18,10 +18,12 @@ from pitools import __version__
 from pitools.core.errors import DataError, UsageError
 from pitools.core.files import write_atomic
 from pitools.core.progress import bar
-from pitools.dataset import assemble, catalog, grid, layouts, shards
+from pitools.dataset import catalog
 from pitools.dataset.catalog import Version
-from pitools.dataset.grid import Grid
-from pitools.dataset.recording import Episode, Recording, check_alike, natural
+from pitools.dataset.sources import layouts
+from pitools.dataset.sources.recording import Episode, Recording, check_alike, natural
+from pitools.dataset.write import assemble, grid, shards
+from pitools.dataset.write.grid import Grid
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest

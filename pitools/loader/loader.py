@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.core.record import Record
-from pitools.loader.arrays import Arrays
+from pitools.loader.gather import gather
 from pitools.loader.order import Indices, Keys, Order, share
 from pitools.loader.windows import Place, Span, Windows
+from pitools.store.arrays import Arrays
 
 # A file system that gives nothing for this long is not slow but gone.
 STALLED_S = 300.0
@@ -182,7 +183,7 @@ class Loader:
     def _read(self, arrays: Mapping[str, NDArray[Any]], place: Place, low: int, high: int) -> None:
         part = Place(*(field[low:high] for field in place))
         for name, span in self._windows.spans.items():
-            self._arrays.gather(name, arrays[name][low:high], part, span)
+            gather(self._arrays, name, arrays[name][low:high], part, span)
 
     def _buffers(self, count: int) -> dict[str, NDArray[Any]]:
         return {

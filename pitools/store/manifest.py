@@ -40,6 +40,21 @@ class ArraySchema(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
 
 
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What an array's values are like: one number for each column of a vector, each channel (last axis) of an image.
+
+    rows: that were looked at; of images one in some. bad: items among them that are NaN or infinite, and no part of the
+    rest. deviation: of the population. A column without any finite value has zeros.
+    """
+
+    rows: int
+    minimum: tuple[float, ...]
+    maximum: tuple[float, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    bad: int = 0
+
+
 class Subset(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of another version this one is: whole files of it, bytes unchanged, the others left out.
 
@@ -58,7 +73,8 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     It holds no time and no machine: the same input and options give the same bytes, hence the same version.
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
     (file, bytes, digest, layout) per ingested file. parent: version this one was derived from, or "". subset: set
-    where this is a part of another version; episodes, steps and shapes are then still those of the whole.
+    where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
+    statistics (by array name) and tasks (instruction → episodes that have it).
     """
 
     name: str
@@ -68,8 +84,10 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     files: tuple[FileEntry, ...]
     source: tuple[dict[str, Any], ...] = ()
     parent: str = ""
-    # Unset it is no part of the bytes, so that versions without it keep their names.
+    # Unset they are no part of the bytes, so that versions without them keep their names.
     subset: Subset | msgspec.UnsetType = msgspec.UNSET
+    statistics: dict[str, Statistics] | msgspec.UnsetType = msgspec.UNSET
+    tasks: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_bytes(self) -> int:

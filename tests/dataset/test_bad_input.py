@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import assemble
 from pitools.dataset.ingest import ingest
+from pitools.dataset.write import assemble
 
 
 @pytest.fixture

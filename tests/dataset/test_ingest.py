@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import catalog, grid
+from pitools.dataset import catalog
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
+from pitools.dataset.write import grid
 from pitools.store import digest, manifest
 
 

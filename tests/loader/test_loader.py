@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
-from pitools.loader.arrays import Arrays
 from pitools.loader.loader import Loader
 from pitools.loader.windows import Span, Windows
+from pitools.store.arrays import Arrays
 
 LENGTHS = (40, 3, 25, 60, 17)
 SPANS = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(2, 1)}

@@ -53,7 +53,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of ours: 5 episodes of 300 steps, in several shards."""
     import h5py
 
-    from pitools.dataset import grid
+    from pitools.dataset.write import grid
 
     made = tmp_path_factory.mktemp("cli")
     with h5py.File(made / "a.hdf5", "w") as file:

@@ -12,9 +12,9 @@ import pytest
 import s3_server
 from s3_server import BUCKET, KEY_ID, SECRET, Server
 
-from pitools.dataset import grid
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
+from pitools.dataset.write import grid
 from pitools.store import manifest
 
 BOUNDS = [0, 30, 180, 200, 230]

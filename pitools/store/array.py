@@ -22,8 +22,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.loader.decode import decoder
-from pitools.loader.layout import Layout
+from pitools.store.decode import decoder
+from pitools.store.layout import Layout
 from pitools.store.shard import ABSENT, Broken, Index, Window, read_index
 
 Check = Literal["first", "always", "never"]

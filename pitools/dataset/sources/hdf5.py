@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from pitools.core.errors import DataError, PitError
-from pitools.dataset.recording import MAX_ROW_BYTES, Column, natural
+from pitools.dataset.sources.recording import MAX_ROW_BYTES, Column, natural
 
 
 @contextmanager

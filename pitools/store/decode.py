@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pitools.loader.layout import Codec
+from pitools.store.layout import Codec
 
 Decode = Callable[[memoryview, memoryview], object]
 

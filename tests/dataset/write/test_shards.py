@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from pitools.dataset import grid, shards
 from pitools.dataset.ingest import ingest
+from pitools.dataset.write import grid, shards
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 

@@ -9,8 +9,8 @@ import h5py
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.dataset import hdf5, jpeg
-from pitools.dataset.recording import Column, Episode, Recording, check_episode, check_names, natural, skipped
+from pitools.dataset.sources import hdf5, jpeg
+from pitools.dataset.sources.recording import Column, Episode, Recording, check_episode, check_names, natural, skipped
 
 LAYOUTS = ("robomimic", "aloha")
 EXPECTED = {

@@ -17,7 +17,7 @@ from numcodecs.blosc import Blosc
 from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 
-from pitools.dataset.grid import LZ4_LEVEL, ZSTD_LEVEL, Grid, shard_path
+from pitools.dataset.write.grid import LZ4_LEVEL, ZSTD_LEVEL, Grid, shard_path
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -13,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, UsageError, nearest
-from pitools.loader.array import Absent, ArrayReader, Check
-from pitools.loader.layout import layout
-from pitools.loader.windows import Place, Span
 from pitools.store import manifest as manifests
 from pitools.store import zarr as metadata
+from pitools.store.array import Absent, ArrayReader, Check
+from pitools.store.layout import layout
 
 # Action, state and the like: read once, and then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
@@ -43,6 +43,14 @@ class Arrays:
         """(episodes + 1,): episode i is steps [offsets[i], offsets[i + 1])."""
         return self.read("episode_offsets", 0, self.manifest.episodes + 1).astype(np.int64)
 
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """The store's own attributes, as in its `zarr.json`. Raises DataError."""
+        try:
+            return dict(json.loads((self.path / metadata.V3).read_bytes())["attributes"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{metadata.V3} is not readable: {error}", where=str(self.path), hint=_HINT) from error
+
     def array(self, name: str) -> metadata.Array:
         """What the store says of an array. Raises UsageError for one that is not there, DataError."""
         if name not in self._known:
@@ -66,6 +74,8 @@ class Arrays:
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Steps [start, stop): (stop - start, *row). Raises as `read_into`."""
+        if not 0 <= start <= stop <= self.array(name).shape[0]:
+            raise IndexError(f"steps [{start}, {stop}) of {name}, which has {self.array(name).shape[0]}")
         out = np.empty((stop - start, *self.array(name).shape[1:]), self.dtype(name))
         self.read_into(name, out, start, stop)
         return out
@@ -82,25 +92,7 @@ class Arrays:
         except Absent:
             out[:] = self._by_zarr(name, start, stop)
 
-    def gather(self, name: str, out: NDArray[Any], place: Place, span: Span) -> None:
-        """Fill `out`, (n, span.length, *row), with the windows at n places, ends of episodes repeated."""
-        if (held := self._resident(name)) is not None:
-            steps = place.anchor[:, None] + np.arange(-span.before, span.after)
-            np.clip(steps, place.start[:, None], place.stop[:, None] - 1, out=steps)
-            np.take(held, steps, axis=0, out=out, mode="clip")
-            return
-        first = place.anchor - span.before
-        low, high = np.maximum(first, place.start), np.minimum(place.anchor + span.after, place.stop)
-        for row, (at, start, stop) in enumerate(zip(first.tolist(), low.tolist(), high.tolist(), strict=True)):
-            window = out[row]
-            skip, end = start - at, stop - at
-            self.read_into(name, window[skip:end], start, stop)
-            if skip:
-                window[:skip] = window[skip]
-            if end < span.length:
-                window[end:] = window[end - 1]
-
-    def _resident(self, name: str) -> NDArray[Any] | None:
+    def resident(self, name: str) -> NDArray[Any] | None:
         """All of a small array, None for a large one, or of a version of which steps were left out."""
         if name not in self._held:
             shape = self.array(name).shape
@@ -121,7 +113,8 @@ class Arrays:
         runs = self.manifest.runs(name)
         at = bisect_right(runs, start, key=lambda run: run[0]) - 1
         if start < stop and (at < 0 or stop > runs[at][1]):
-            raise IndexError(f"steps [{start}, {stop}) of {name} are not in this part of the version: {list(runs)[:8]}")
+            here = ", ".join(f"{first}:{last}" for first, last in runs[:8]) + (", …" if len(runs) > 8 else "")
+            raise IndexError(f"steps [{start}, {stop}) of {name} were left out of this subset, which has {here}")
 
     def _by_zarr(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """What zarr-python reads, after a look at whether every file it would need, and take for zeros, is there."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from pitools.core.errors import DataError
-from pitools.loader.array import Absent, ArrayReader, Check
-from pitools.loader.layout import Layout, layout
 from pitools.store import zarr as metadata
+from pitools.store.array import Absent, ArrayReader, Check
+from pitools.store.layout import Layout, layout
 
 CODECS: dict[str, list[Any]] = {
     "raw": [],

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset import hdf5, jpeg
-from pitools.dataset.recording import Column, Episode
+from pitools.dataset.sources import hdf5, jpeg
+from pitools.dataset.sources.recording import Column, Episode
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Recordings as they come: what a file holds, by layout, and its steps."""

@@ -1,0 +1,1 @@
+"""Recordings into shards: grids, workers, and the files they write."""
