@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import traceback
 from importlib import import_module
 
 import click
@@ -40,6 +38,8 @@ class Umbrella(click.Group):
         if cmd_name in NOUNS:
             command: click.Command = import_module(f"pitools.commands.{cmd_name}").group
             return command
+        import shutil
+
         path = shutil.which(f"pit-{cmd_name}")
         return _external(cmd_name, path) if path else None
 
@@ -100,6 +100,8 @@ def run(command: click.Command, name: str) -> int:
         return ClusterError.exit_code
     except Exception:  # noqa: BLE001 (the last catch: Python's own exit code for what nobody caught, 1, is an answer)
         # A mistake of ours: its traceback is what a report of it needs.
+        import traceback
+
         traceback.print_exc()
         return ClusterError.exit_code
 

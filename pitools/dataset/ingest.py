@@ -1,198 +1,271 @@
-"""Recordings to one Zarr v3 store, published whole under the digest of what it holds."""
+"""Recordings to one Zarr v3 store, published whole under the digest of what it holds.
+
+recordings ──look──▶ episodes, accepted or refused ──plan──▶ shards ──workers──▶ .tmp/<name>.<key>/ ──rename──▶
+                                                                                        <root>/<name>/<version>/
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import contextlib
+import errno
+import hashlib
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from pitools import __version__
-from pitools.core.errors import DataError, UsageError
-from pitools.core.files import write_atomic
+from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.core.files import os_error
 from pitools.core.progress import bar
-from pitools.dataset import catalog
+from pitools.dataset import appending, catalog, intake
 from pitools.dataset.catalog import Version
-from pitools.dataset.sources import layouts
-from pitools.dataset.sources.recording import Episode, Recording, check_alike, natural
-from pitools.dataset.write import assemble, grid, shards
-from pitools.dataset.write.grid import Grid
-from pitools.store import digest
+from pitools.dataset.check.drift import gate
+from pitools.dataset.intake import Intake
+from pitools.dataset.sources import schema as schemas
+from pitools.dataset.write import compose, crew, grid, plan, run
+from pitools.dataset.write.journal import Entry, Reader
+from pitools.dataset.write.maker import hash_range
+from pitools.dataset.write.parent import Parent
+from pitools.dataset.write.place import Place, open_place
+from pitools.dataset.write.plan import Plan, Range, Source, range_key
 from pitools.store import manifest as manifests
-from pitools.store.manifest import ArraySchema, FileEntry, Manifest
-from pitools.store.publish import publish, unfinished
+from pitools.store.catalog import refresh
+from pitools.store.digest import RANGE
 
-OFFSETS = "episode_offsets"
-EPISODES = "episode_json"
-MAX_WORKERS = 4  # each holds one shard, up to 64 MiB of images, and its encoded form
+_TRIES = 4
+# Of these may depend what bytes are made: two that differ in them do not share their work.
+_LIBRARIES = ("numcodecs", "numpy", "pillow", "av")
+# What a folder's absence is called, also by NFS.
+_GONE = (errno.ENOENT, errno.ESTALE)
 
-Block = Callable[[int, int], NDArray[Any]]
+# Has other nodes take part in a folder's plan until all of `total` jobs are done, as `count()` counts them.
+Spread = Callable[[Path, str, int, Callable[[], int]], None]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be made, as far as it does not lie in the recordings. options: as provenance holds them."""
+
+    root: Path
+    name: str
+    codec: str
+    options: dict[str, Any]
+    parent: Parent | None
+    workers: int
+    spread: Spread | None
+    refuse_drift: bool
 
 
 def ingest(
-    files: Sequence[Path], *, root: Path, name: str, layout: str = "auto", codec: str = "lz4", skip: Sequence[str] = ()
-) -> Version:
+    files: Sequence[Path], *, root: Path, name: str, layout: str = "auto", codec: str = "", skip: Sequence[str] = (),
+    schema: Path | None = None, append: Path | None = None, workers: int = 0, skip_refused: bool = False,
+    refuse_drift: bool = False, report: Path | None = None, spread: Spread | None = None,
+) -> Version:  # fmt: skip
     """Write the recordings to `<root>/<name>/<version>/`; the same content and options again change nothing.
 
-    files: in natural order of their names, whatever order they are given in. skip: globs of array names to leave out.
-    Raises UsageError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. No failure leaves
-    a trace.
+    files: in natural order of their names, whatever order they are given in; each may be a folder. codec: "" is the
+    parent's, or lz4. skip: globs of array names to leave out. schema: file that says how to rename, cast, resize and
+    derive. append: version to begin with, of which whole shards are taken as they are. workers: processes, 0 for two a
+    core. skip_refused: leave out episodes that cannot be taken. refuse_drift: do not publish what `check.gate` finds
+    faults in next to the parent. report: file for a record of each episode. spread: has other nodes work too.
+
+    Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. What
+    was done before an interrupt, or on a full disk, is kept for the same call to go on from.
     """
     catalog.check_name(name)
-    paths = _in_order(files)
-    before = [_stamp(path) for path in paths]
-    recordings = [layouts.scan(path, layout, skip) for path in paths]
-    episodes = [episode for recording in recordings for episode in recording.episodes]
-    for episode in episodes[1:]:
-        check_alike(episodes[0], episode)
-    with unfinished(root, name) as folder:
-        source = _provenance(recordings, codec, skip)
-        known = _published(root / name, source)
-        if known is not None:
-            return known
-        manifest = _write(folder, name, recordings, episodes, codec, source)
-        for path, stamp in zip(paths, before, strict=True):
-            if _stamp(path) != stamp:
-                raise DataError("it changed while it was read", where=str(path), hint="ingest it when it is complete")
-        data = manifests.encode(manifest)
-        write_atomic(folder / manifests.FILE_NAME, data)
-        final = root / name / manifests.version(data)
-        new = publish(folder, final)
-    return catalog.describe(final, new=new)[0]
+    parent = Parent(append, name) if append else None
+    if parent and codec and codec != parent.codec:
+        raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")
+    codec = codec or (parent.codec if parent else "lz4")
+    workers = workers or crew.default_workers()
+    made = schemas.load(schema) if schema else None
+    options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
+    if made:
+        options["schema"] = schemas.provenance(made)
+    asked = Asked(root=root, name=name, codec=codec, options=options, parent=parent, workers=workers, spread=spread,
+                  refuse_drift=refuse_drift)  # fmt: skip
+    with appending.held(append):
+        found = intake.take(files, layout=layout, skip=skip, made=made, parent=parent, workers=workers)
+        if report:
+            intake.report(found, report)
+        intake.judge(found, skip_refused=skip_refused)
+        for _ in range(_TRIES):
+            known, hashes = _published(asked, found)
+            if known or (known := _make(asked, found, hashes)):
+                return known
+            refresh(root / name)  # somebody else's version may not show yet, on a network file system
+    raise TryLater("other processes keep removing the working folder", where=str(root), hint="run this again")
 
 
-def _in_order(files: Sequence[Path]) -> list[Path]:
-    if not files or len({path.resolve() for path in files}) != len(files):
-        raise UsageError("a recording is given twice" if files else "no recording is given")
-    # By name as given: a link's own name is the recording's, what it points to may be a hash.
-    return sorted(files, key=lambda path: (natural(path.name), natural(str(path))))
+def _published(asked: Asked, found: Intake) -> tuple[Version | None, dict[str, Entry]]:
+    """The version that an earlier ingest made of the same, if there is one, and what had to be hashed to know.
 
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _provenance(recordings: Sequence[Recording], codec: str, skip: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """One record a file. It holds no folder and no time: where a recording lay is no part of what it is."""
-    records = []
-    with bar("digest", sum(recording.path.stat().st_size for recording in recordings)) as advance:
-        for recording in recordings:
-            try:
-                size, text = digest.of_file(recording.path, advance)
-            except OSError as error:
-                raise DataError(f"cannot be read: {error.strerror}", where=str(recording.path)) from error
-            records.append({"file": recording.path.name, "bytes": size, "digest": text, "layout": recording.layout,
-                            "codec": codec, "skip": sorted(skip), "pitools": __version__})  # fmt: skip
-    return tuple(records)
-
-
-def _published(folder: Path, source: tuple[dict[str, Any], ...]) -> Version | None:
-    """The version that an earlier ingest made of the same recordings and options. Raises DataError if it is damaged."""
-    for path in catalog.versions(folder.parent, folder.name):
+    Raises DataError if it is damaged, UsageError for a recording that the parent has.
+    """
+    parent = asked.parent
+    before = parent.manifest.source if parent else ()
+    sizes = [sum(found.sources[number].bytes for number in numbers) for numbers in found.places]
+    likely = []
+    for path in catalog.versions(asked.root, asked.name):
         try:
             version, manifest = catalog.describe(path)
         except DataError:
             continue  # another version's damage is no matter here
-        if manifest.source == source and version.version == path.name:
+        known = manifest.source[len(before) :]
+        alike = manifest.parent == (parent.version if parent else "") and version.version == path.name
+        names = [(str(record.get("file")), record.get("bytes")) for record in known]
+        if alike and names == [(each.path.name, size) for each, size in zip(found.recordings, sizes, strict=True)]:
+            likely.append((path, version, manifest))
+    if not likely and not (parent and parent.may_have(sizes)):
+        return None, {}
+    hashes = _hash(found.sources, asked.workers)
+    source = _provenance(asked, found, hashes)
+    if parent:
+        parent.check_new(source)
+    for path, version, manifest in likely:
+        if manifest.source == (*before, *source):
             catalog.check_complete(path, manifest)
-            return version
-    return None
+            return version, hashes
+    return None, hashes
 
 
-def _write(folder: Path, name: str, recordings: Sequence[Recording], episodes: Sequence[Episode], codec: str,
-           source: tuple[dict[str, Any], ...]) -> Manifest:  # fmt: skip
-    """Fill the folder with every file but the manifest, and return that."""
-    offsets = list(accumulate((episode.steps for episode in episodes), initial=0))
-    text = np.frombuffer(_episode_lines(recordings), np.uint8)
-    blocks: dict[str, Block] = {
-        OFFSETS: lambda start, stop: np.array(offsets[start:stop], np.int64),
-        EPISODES: lambda start, stop: text[start:stop],
-    }
-    grids = {
-        OFFSETS: grid.choose((len(offsets),), "int64", codec),
-        EPISODES: grid.choose(text.shape, "uint8", codec),
-    }
-    for array, column in episodes[0].columns.items():
-        blocks[array] = partial(assemble.read, array, episodes, offsets)
-        grids[array] = grid.choose((offsets[-1], *column.row), column.dtype, codec)
-    files = [
-        *_write_metadata(folder, grids, _attributes(recordings, episodes)),
-        *_write_shards(folder, grids, blocks),
-    ]
-    return Manifest(
-        name=name,
-        episodes=len(episodes),
-        steps=offsets[-1],
-        arrays={key: ArraySchema(shape=known.shape, dtype=known.dtype) for key, known in grids.items()},
-        files=tuple(sorted(files, key=lambda file: file.path)),
-        source=source,
-    )
-
-
-def _write_metadata(folder: Path, grids: dict[str, Grid], attributes: dict[str, Any]) -> Iterator[FileEntry]:
-    """The `zarr.json` of every array and of every group above one."""
-    groups = {str(group) for name in grids for group in PurePosixPath(name).parents} - {"."}
-    nodes = {
-        "zarr.json": grid.group_metadata(attributes),
-        **{f"{group}/zarr.json": grid.group_metadata({}) for group in groups},
-        **{f"{name}/zarr.json": grid.array_metadata(known) for name, known in grids.items()},
-    }
-    for path, data in nodes.items():
-        yield shards.write_file(folder, path, [data])
-
-
-def _write_shards(folder: Path, grids: dict[str, Grid], blocks: dict[str, Block]) -> list[FileEntry]:
-    """Every shard of every array, several at a time; the first failure stops the rest."""
-
-    def one(name: str, index: int) -> tuple[FileEntry, int]:
-        known = grids[name]
-        steps = blocks[name](index * known.shard, min((index + 1) * known.shard, known.shape[0]))
-        return shards.write(folder, name, known, index, steps), steps.nbytes
-
-    pool = ThreadPoolExecutor(min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+def _make(asked: Asked, found: Intake, hashes: dict[str, Entry]) -> Version | None:
+    """Make the version and publish it; None when somebody else, who made the same, has done so meanwhile."""
+    made = _plan(asked, found)
     try:
-        with bar("ingest", sum(known.nbytes for known in grids.values())) as advance:
-            jobs = [pool.submit(one, name, index) for name in grids for index in range(grids[name].shards)]
-            files = []
-            for job in as_completed(jobs):
-                entry, size = job.result()
-                files.append(entry)
-                advance(size)
-            return files
-    finally:
-        # The folder is removed after a failure or Ctrl-C: by then nobody may be writing in it.
-        pool.shutdown(wait=True, cancel_futures=True)
+        place = open_place(asked.root, asked.name, _key(asked, found, made))
+    except OSError as error:
+        raise os_error(error, asked.root) from error
+    try:
+        entries = _fill(asked, made, place, hashes)
+        source = _provenance(asked, found, entries)
+        intake.check_unchanged(found.sources)
+        intake.tell_twins(source)
+        data = compose.manifest(asked.name, made, place, entries, found.recordings, source, asked.parent, asked.codec)
+        return _publish(asked, place, data)
+    except (DataError, UsageError) as error:
+        if isinstance(error, appending.Drifted):  # which may be accepted, and then nothing is to be made again
+            _say_what_stays(place, made)
+        else:
+            place.remove()  # the same command would end here again
+        raise
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in _GONE and place.is_gone():
+            return None
+        _say_what_stays(place, made)
+        if isinstance(error, OSError):
+            raise os_error(error, asked.root) from error
+        raise
 
 
-def _attributes(recordings: Sequence[Recording], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """The group's attributes: counts, the splits as episode numbers, and what each recording says of itself."""
-    splits: dict[str, list[int]] = {}
-    first = 0
-    for recording in recordings:
-        numbers = {episode.name: first + i for i, episode in enumerate(recording.episodes)}
-        for split, names in recording.splits.items():
-            splits.setdefault(split, []).extend(numbers[name] for name in names)
-        first += len(numbers)
-    sources = [{"file": recording.path.name, "attributes": recording.attributes} for recording in recordings]
-    return {"schema": "pit.zarr/1", "episodes": len(episodes), "splits": splits, "sources": sources}
+def _publish(asked: Asked, place: Place, data: bytes) -> Version | None:
+    """Let the version appear; None when its files are not all there, since another process removed the folder."""
+    known = manifests.decode(data, str(place.store))
+    final = asked.root / asked.name / manifests.version(data)
+    if parent := asked.parent:
+        appending.judge(gate(known, parent.manifest), parent.path, refuse=asked.refuse_drift)
+        appending.carry_quarantine(parent.path, final)
+    if not place.holds(known.files):
+        return None
+    return catalog.describe(final, new=place.publish(final))[0]
 
 
-def _episode_lines(recordings: Sequence[Recording]) -> bytes:
-    """JSON Lines, one object an episode, in order."""
-    return b"".join(
-        msgspec.json.encode({"name": episode.name, "source": i, "steps": episode.steps, "language": episode.language,
-                             "attributes": episode.attributes}) + b"\n"
-        for i, recording in enumerate(recordings)
-        for episode in recording.episodes
+def _plan(asked: Asked, found: Intake) -> Plan:
+    episodes = tuple(episode for recording in found.recordings for episode in recording.episodes)
+    parent = asked.parent
+    first = parent.steps if parent else 0
+    offsets = tuple(accumulate((episode.steps for episode in episodes), initial=first))
+    grids = {
+        name: grid.choose((offsets[-1], *column.row), column.dtype, asked.codec)
+        for name, column in sorted(episodes[0].columns.items())
+    }
+    linked = parent.linked(grids) if parent else {}
+    return Plan(
+        grids=grids, episodes=episodes, offsets=offsets, sources=found.sources, linked=linked,
+        jobs=plan.in_order(grids, found.recordings, found.places, found.sources, first),
+        parent=parent.path.absolute() if parent else None, base=parent.base(linked) if parent else {},
     )  # fmt: skip
+
+
+def _key(asked: Asked, found: Intake, made: Plan) -> str:
+    """What tells this ingest from any other: content by stamps, for digests would take reading it."""
+    parts = {
+        **asked.options, "parent": asked.parent.version if asked.parent else "", "grids": made.grids,
+        "sources": [(source.path.name, source.stamp) for source in found.sources],
+        "episodes": [[episode.name for episode in recording.episodes] for recording in found.recordings],
+        "layouts": [recording.layout for recording in found.recordings], "libraries": list(map(_release, _LIBRARIES)),
+    }  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
+
+
+def _release(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _fill(asked: Asked, made: Plan, place: Place, hashes: dict[str, Entry]) -> dict[str, Entry]:
+    this = secrets.token_hex(4)
+    if asked.spread:
+        journals = Reader(place.journal)
+
+        def done() -> int:
+            place.touch()  # it may be long until a first task runs
+            return journals.look()
+
+        asked.spread(place.path, f"{this}.{run.keep(made, place, this)}", len(made.jobs), done)
+    return run.complete(made, place, run=this, workers=asked.workers, done=hashes)
+
+
+def _provenance(asked: Asked, found: Intake, ranges: Mapping[str, Entry]) -> tuple[dict[str, Any], ...]:
+    return compose.provenance(found.recordings, found.places, found.sources, ranges, asked.options, found.refused)
+
+
+def _hash(sources: Sequence[Source], workers: int) -> dict[str, Entry]:
+    """Entries for all ranges of the sources. Raises DataError."""
+    jobs = [Range(file, number) for file, source in enumerate(sources) for number in range(source.ranges)]
+    total = sum(source.bytes for source in sources)
+    workers = 1 if total <= RANGE else min(workers, len(jobs))
+    entries = {}
+    with bar("digest", total) as advance:
+        for entry in crew.run(partial(_Hasher, sources), jobs, workers=workers):
+            entries[entry.key] = entry
+            advance(entry.bytes)
+    return entries
+
+
+class _Hasher:
+    """Hashes ranges of files."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __call__(self, job: Range) -> Entry:
+        source = self._sources[job.file]
+        size = min(RANGE, source.bytes - job.number * RANGE)
+        return hash_range(range_key(*job), source.path, job.number, size)
+
+
+def _say_what_stays(place: Place, made: Plan) -> None:
+    """On stderr: how to go on, or to be rid of it. Where nothing was done, nothing stays."""
+    journals = Reader(place.journal)
+    with contextlib.suppress(OSError):  # what went wrong is being told
+        journals.look()
+    shards = sum(not key.startswith("#") for key in journals.entries)
+    if not shards:
+        place.remove()
+        return
+    total = sum(known.shards for known in made.grids.values())
+    root = place.path.parent.parent
+    print(f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove them "
+          f"with `pit dataset gc {root} --grace 0s`", file=sys.stderr)  # fmt: skip

@@ -1,7 +1,7 @@
 """Batches in the computed order, read by a few threads ahead of training into buffers that are used again.
 
-    positions ──order──▶ samples ──windows──▶ steps ──arrays──▶ buffer 0 │ buffer 1 │ buffer 2 …  ──▶ training
-                                                     threads:   being read, of the next batches      has the oldest
+    positions ──samples──▶ where they are ──▶ buffer 0 │ buffer 1 │ buffer 2 …  ──▶ training has the oldest
+                                    threads:  being read, of the next batches
 
 Threads and not processes: what costs time, reading and decoding, is done without the interpreter's lock, and nothing
 has to be pickled, copied, or found hanging after a fork.
@@ -10,11 +10,12 @@ has to be pickled, copied, or found hanging after a fork.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,105 +23,116 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.core.record import Record
-from pitools.loader.gather import gather
-from pitools.loader.order import Indices, Keys, Order, share
-from pitools.loader.windows import Place, Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.loader.memory import aligned
+from pitools.loader.readers import Part, Readers
+from pitools.loader.sampling.order import Indices, Keys, share
+from pitools.loader.sampling.samples import Field, Samples
 
 # A file system that gives nothing for this long is not slow but gone.
 STALLED_S = 300.0
+# Less than this is not worth handing to one more thread.
+_PART_BYTES = 1 << 20
+
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
 class Batch(NamedTuple):
     """This rank's part of a global batch, b samples; valid until the next one is asked for.
 
-    step: number of the global batch. arrays: (b, length, *row) by name. inside: (b, length) by name, False where a
-    padded window repeats a step; only where windows are padded. samples, keys: (b,), see `Order`.
+    step, size: number of the global batch, and of its samples. arrays: (b, length, *row) by name. inside: (b, length)
+    by name, False at steps that are not the sample's own, and aside: (b, …), what else is known; see `Samples`.
+    samples, keys: (b,), see `Order`. bytes_read: from files, for this part. waited_s: by training, for it.
     """
 
     step: int
+    size: int
     arrays: dict[str, NDArray[Any]]
     inside: dict[str, NDArray[np.bool_]]
+    aside: dict[str, NDArray[Any]]
     samples: Indices
     keys: Keys
+    bytes_read: int = 0
+    waited_s: float = 0.0
 
 
 class State(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
-    """Where training is. position: samples that all ranks together have been given. The rest says in what order."""
+    """Where training is. position: samples that all ranks together have been given. identity: in which order."""
 
-    dataset: str
-    samples: int
-    seed: int
-    shuffle: bool
+    identity: dict[str, str]
     position: int
 
 
 class Times(NamedTuple):
-    """Seconds that training waited for batches, and bytes that these held, since the loader was made."""
+    """What all batches so far took: seconds that training waited for them, and bytes read from files for them."""
 
-    waited_s: float
-    bytes: int
-    batches: int
+    waited_s: float = 0.0
+    bytes_read: int = 0
+    batches: int = 0
+
+
+class _Coming(NamedTuple):
+    """A batch that is being read into these buffers. then: the position of the one that will be given after it."""
+
+    batch: Batch
+    parts: list[Part]
+    then: int
+    buffers: dict[str, NDArray[Any]]
 
 
 class Loader:
     """An endless iterator of batches; `state` and `load_state` resume it exactly, at another world size too."""
 
     def __init__(
-        self, arrays: Arrays, windows: Windows, *, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0,
-        world_size: int = 1, threads: int = 2, ahead: int = 2,
-        allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty,
+        self, samples: Samples, *, batch_size: int = 0, rank: int = 0, world_size: int = 1, threads: int = 2,
+        ahead: int = 2, stalled_s: float = STALLED_S, allocate: Allocate = aligned,
     ) -> None:  # fmt: skip
-        """batch_size: of all ranks together. threads: that read. ahead: batches read before they are asked for.
-        allocate: makes the buffers, as of pinned memory. Raises ConfigError, DataError.
+        """batch_size: of all ranks together; samples whose batches are planned have their own. threads: that read.
+        ahead: batches read before they are asked for. stalled_s: without any read coming back. allocate: makes the
+        buffers, as of pinned memory. Raises ConfigError.
         """
-        if not len(windows):
-            raise ConfigError("no episode is long enough for a window", where=str(arrays.path))
         try:
-            self._part = share(batch_size, rank, world_size)
+            share(samples.planned or batch_size, rank, world_size)
         except ValueError as error:
             raise ConfigError(str(error), where="batch_size") from error
-        self._arrays, self._windows, self._batch_size = arrays, windows, batch_size
-        self.order = Order(dataset=arrays.version, samples=len(windows), seed=seed, shuffle=shuffle)
-        self._threads, self._ahead, self._allocate = max(1, threads), max(1, ahead), allocate
+        self.samples, self.batch_size, self.rank, self.world_size = samples, batch_size, rank, world_size
+        self.allocate = allocate
+        self._threads, self._ahead, self._stalled_s = max(1, threads), max(1, ahead), stalled_s
         self._position = 0  # of the next batch to be given
-        self._pid, self._pool = 0, None  # type: int, ThreadPoolExecutor | None
-        self._coming: deque[tuple[Batch, list[Future[None]]]] = deque()
+        self._skip = 0  # batches between two that are given
+        self._pid, self._readers = 0, None  # type: int, Readers | None
+        self._coming: deque[_Coming] = deque()
         self._free: list[dict[str, NDArray[Any]]] = []
         self._given: dict[str, NDArray[Any]] | None = None
-        self._times = Times(0.0, 0, 0)
+        self._stalled = False
+        self._times = Times()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch. Raises DataError for damage, naming it; Unreachable when nothing comes for minutes."""
-        self._start()
+        """The next batch. Raises DataError for damage, naming it; Unreachable when nothing comes for minutes.
+
+        After an error the same batch is read again by the next call, and other places can be gone to.
+        """
+        began = time.perf_counter()
         if self._given is not None:
             self._free.append(self._given)
             self._given = None
-        while len(self._coming) < self._ahead:
-            self._coming.append(self._request(self._position + len(self._coming) * self._batch_size))
-        batch, parts = self._coming[0]
-        began = time.perf_counter()
-        done, late = wait(parts, timeout=STALLED_S)
-        if late:
-            raise Unreachable(
-                f"no batch for {STALLED_S:.0f} s", where=str(self._arrays.path), hint="is the disk there?"
-            )
-        for part in done:
-            part.result()
-        waited = time.perf_counter() - began
+        self._request(self._ahead)
+        coming = self._coming[0]
+        bytes_read = self._finish(coming)
+        self._request(self._ahead + 1)  # before this batch is taken: if it fails, none is lost
         self._coming.popleft()
-        self._position += self._batch_size
-        self._given = batch.arrays
-        self._times = Times(
-            self._times.waited_s + waited,
-            self._times.bytes + sum(array.nbytes for array in batch.arrays.values()),
-            self._times.batches + 1,
-        )
-        self._coming.append(self._request(self._position + len(self._coming) * self._batch_size))
-        return batch
+        self._given, self._position, self._stalled = coming.buffers, coming.then, False
+        waited, times = time.perf_counter() - began, self._times
+        self._times = Times(times.waited_s + waited, times.bytes_read + bytes_read, times.batches + 1)
+        return coming.batch._replace(bytes_read=bytes_read, waited_s=waited)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there, so that to ask for it does not wait and does not fail."""
+        parts = self._coming[0].parts if self._coming and self._pid == os.getpid() else []
+        return bool(parts) and all(part.done() and part.exception() is None for part in parts)
 
     @property
     def times(self) -> Times:
@@ -129,74 +141,108 @@ class Loader:
 
     def state(self) -> State:
         """What `load_state` goes on from: after the last batch that was given."""
-        order = self.order
-        return State(
-            dataset=order.dataset, samples=order.samples, seed=order.seed, shuffle=order.shuffle,
-            position=self._position,
-        )  # fmt: skip
+        return State(identity=dict(self.samples.identity), position=self._position)
 
     def load_state(self, state: State) -> None:
         """Go on where `state` was taken. Raises ConfigError where it is of another dataset, windows or seed."""
-        mine = self.state()
-        for name in ("dataset", "samples", "seed", "shuffle"):
-            if getattr(state, name) != getattr(mine, name):
-                what = f"the state's {name} is {getattr(state, name)!r}, this loader's {getattr(mine, name)!r}"
+        mine = self.samples.identity
+        for name in sorted(mine.keys() | state.identity.keys()):
+            if (theirs := state.identity.get(name)) != mine.get(name):
+                what = f"the state's {name} is {theirs!r}, this loader's {mine.get(name)!r}"
                 raise ConfigError(what, where="load_state", hint="make the loader as it was made then")
         self._drop()
         self._position = state.position
 
-    def close(self) -> None:
-        """End the threads. The loader may be used again."""
+    def only(self, first: int, count: int) -> None:
+        """Of the batches from here on, give the `first`-th and every `count`-th after it, as one of `count` workers."""
         self._drop()
-        if self._pool and self._pid == os.getpid():
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = None
+        self._position = self._after(self._position, first)
+        self._skip = count - 1
 
-    def _start(self) -> None:
-        """Threads of this process; those of a parent that was forked are not here."""
-        if self._pool is None or self._pid != os.getpid():
-            self._coming.clear()
-            self._free.clear()
-            self._pid, self._pool = os.getpid(), ThreadPoolExecutor(self._threads, thread_name_prefix="pit-loader")
+    def close(self) -> None:
+        """End the threads, but for one whose read does not come back. The loader may be used again."""
+        self._stalled = True
+        self._drop()
 
     def _drop(self) -> None:
-        """Forget what is being read ahead."""
-        if self._pid == os.getpid():
-            for _, parts in self._coming:
-                for part in parts:
-                    part.cancel()
-                wait(parts, timeout=STALLED_S)
+        """Forget what is being read ahead. Threads that may be stuck are left behind, and others begin."""
+        if self._pid == os.getpid():  # else a lock of theirs may have been held while this process was forked
+            for coming in self._coming:
+                self._forget(coming)
         self._coming.clear()
+        if self._stalled and self._readers:
+            self._readers.close()
+            self._readers = None
+        self._stalled = False
 
-    def _request(self, position: int) -> tuple[Batch, list[Future[None]]]:
+    def _forget(self, coming: _Coming) -> None:
+        for part in coming.parts:
+            part.cancel()
+        if all(part.done() for part in coming.parts):  # else a thread may still fill them
+            self._free.append(coming.buffers)
+
+    def _request(self, count: int) -> None:
+        """Have threads read so many batches ahead."""
+        if self._readers is None or self._pid != os.getpid():
+            # Those of a parent that was forked are not here, nor will what they were reading ever come.
+            self._pid, self._readers = os.getpid(), Readers(self._threads)
+            self._coming.clear()
+            self._free.clear()
+        while len(self._coming) < count:
+            self._coming.append(self._begin(self._coming[-1].then if self._coming else self._position))
+
+    def _after(self, position: int, batches: int) -> int:
+        """The position so many batches later."""
+        for _ in range(batches):
+            position += self.samples.batch(position, self.batch_size)[1]
+        return position
+
+    def _begin(self, start: int) -> _Coming:
         """Have threads read the batch at a position."""
-        assert self._pool
-        positions = np.arange(position + self._part[0], position + self._part[1])
-        samples = self.order.at(positions)
-        place = self._windows.locate(samples)
-        arrays = self._free.pop() if self._free else self._buffers(len(samples))
-        batch = Batch(position // self._batch_size, arrays, self._inside(place), samples, self.order.keys(positions))
-        cuts = np.linspace(0, len(samples), min(len(samples), 2 * self._threads) + 1).astype(int).tolist()
-        parts = [self._pool.submit(self._read, arrays, place, low, high) for low, high in itertools.pairwise(cuts)]
-        return batch, parts
+        assert self._readers
+        number, size = self.samples.batch(start, self.batch_size)
+        low, high = share(size, self.rank, self.world_size)
+        drawn = self.samples.at(np.arange(start + low, start + high))
+        count = high - low
+        buffers = self._buffers(count, drawn.fields)
+        arrays = {name: _shaped(buffers[name], (count, *field.shape)) for name, field in drawn.fields.items()}
+        n_bytes = sum(array.nbytes for array in arrays.values())
+        pieces = max(1, min(count, 2 * self._threads, n_bytes // _PART_BYTES))
+        cuts = itertools.pairwise(count * piece // pieces for piece in range(pieces + 1))
+        parts = [self._readers.submit(partial(self.samples.read, drawn, first, last, arrays)) for first, last in cuts]
+        inside, aside = self.samples.inside(drawn), self.samples.aside(drawn)
+        batch = Batch(number, size, arrays, inside, aside, drawn.samples, drawn.keys)
+        return _Coming(batch, parts, self._after(start + size, self._skip), buffers)
 
-    def _read(self, arrays: Mapping[str, NDArray[Any]], place: Place, low: int, high: int) -> None:
-        part = Place(*(field[low:high] for field in place))
-        for name, span in self._windows.spans.items():
-            gather(self._arrays, name, arrays[name][low:high], part, span)
+    def _buffers(self, count: int, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
+        """Memory for so many samples, flat: a batch of smaller ones uses a part of what the largest needed."""
+        kept = self._free.pop() if self._free else {}
+        made = {}
+        for name, (shape, dtype) in fields.items():
+            items = count * math.prod(shape)
+            enough = name in kept and kept[name].size >= items
+            made[name] = kept[name] if enough else self.allocate((items,), dtype)
+        return made
 
-    def _buffers(self, count: int) -> dict[str, NDArray[Any]]:
-        return {
-            name: self._allocate((count, span.length, *self._arrays.array(name).shape[1:]), self._arrays.dtype(name))
-            for name, span in self._windows.spans.items()
-        }
+    def _finish(self, coming: _Coming) -> int:
+        """Wait for the batch that comes first; returns bytes read. Raises as `__next__`."""
+        assert self._readers
+        for part in coming.parts:
+            try:
+                error = part.exception(self._stalled_s)
+            except TimeoutError:
+                self._stalled = True
+                where = self._readers.where(coming.parts) or "a batch"
+                what = f"{where}: nothing was read for {self._stalled_s:g} s"
+                raise Unreachable(what, where=self.samples.where, hint="is the file system there?") from None
+            if error is not None:
+                self._drop()  # so that the next call reads it again
+                if isinstance(error, OSError):  # what the disk says is no answer, rather than one to believe
+                    what = f"{error.filename or 'a read'}: {error.strerror or error}"
+                    raise Unreachable(what, where=self.samples.where, hint="is the disk healthy?") from error
+                raise error
+        return sum(part.result() for part in coming.parts)
 
-    def _inside(self, place: Place) -> dict[str, NDArray[np.bool_]]:
-        if not self._windows.pad:
-            return {}
-        return {name: _inside(place, span) for name, span in self._windows.spans.items()}
 
-
-def _inside(place: Place, span: Span) -> NDArray[np.bool_]:
-    steps = place.anchor[:, None] + np.arange(-span.before, span.after)
-    return (steps >= place.start[:, None]) & (steps < place.stop[:, None])
+def _shaped(buffer: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    return buffer[: math.prod(shape)].reshape(shape)

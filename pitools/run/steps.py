@@ -21,7 +21,7 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     """One step of one rank. Times are wall-clock seconds; `wall_s` is the whole step.
 
     input_s: waiting for the batch. compute_s: forward, backward and update. comm_s: collectives.
-    What is left of `wall_s` is everything else. bytes_read: input bytes of this rank's share. loss: None where it was
+    What is left of `wall_s` is everything else. bytes_read: from files, for this rank's share. loss: None where it was
     no finite number, which JSON cannot say.
     """
 

@@ -4,49 +4,49 @@
                               raw: straight into `out`; else into a buffer of the thread, and decoded into `out`
 
 A chunk's checksum is compared when this process reads the chunk for the first time, or each time, or never. Published
-files do not change, so the first time is what protects from bit rot at rest; each time also from a failing disk.
+files do not change, so the first time is what protects from bit rot at rest; each time also from a failing disk. For
+that a chunk is read whole, else, where it is raw, only what is wanted of it.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-import stat
 import threading
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.store.decode import decoder
+from pitools.store.decode import decoders
 from pitools.store.layout import Layout
-from pitools.store.shard import ABSENT, Broken, Index, Window, read_index
+from pitools.store.opened import Opened, take
+from pitools.store.shard import ABSENT, Broken
+from pitools.store.tally import mine
 
 Check = Literal["first", "always", "never"]
+# A descriptor of a version's file by its path there. Raises OSError, PitError.
+Opener = Callable[[str], int]
 # Descriptors of one array that are kept open.
 _OPEN_FILES = 256
 # Bytes between two chunks that are read along with them rather than by a call of their own.
 _GAP_BYTES = 64 << 10
 _IOV_MAX = 512
+# The kernel copies a third faster where file and memory lie alike in their cache lines.
+_LINE = 64
 _AGAIN = "stage it again, or run `pit-stage check` on it"
 
 
 class Absent(Exception):
     """A chunk that is not stored, which in Zarr means the fill value: for zarr-python to read."""
-
-
-class _File:
-    """A shard, or a file of one chunk. checked: which chunks were found good. Closed when the last reader lets go."""
-
-    def __init__(self, descriptor: int, index: Index, checked: bytearray) -> None:
-        self.descriptor, self.index, self.checked = descriptor, index, checked
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
 
 
 class _Piece(NamedTuple):
@@ -59,19 +59,21 @@ class _Piece(NamedTuple):
 
 
 class ArrayReader:
-    """One array's steps. Any threads may read at once; a forked process may go on reading.
+    """One array's steps. Any threads may read at once; a forked process may go on reading."""
 
-    files: path of each file by its number along the first axis, None for one that the store does not have.
-    """
-
-    def __init__(self, folder: Path, name: str, layout: Layout, *, check: Check = "first") -> None:
+    def __init__(
+        self, folder: Path, name: str, layout: Layout, *, check: Check = "first", opener: Opener | None = None
+    ) -> None:  # fmt: skip
+        """opener: opens the files, where that is not just to open those in the folder."""
         self.name, self.layout = name, layout
         self._folder, self._check = folder, check if layout.crc else "never"
-        self._decode = decoder(layout.codec)
+        self._opener = opener or partial(open_in, folder)
+        self._decoder = decoders(layout.codec)
         self._raw_bytes = layout.chunk_bytes + 4 * layout.crc
         self._scratch = threading.local()
         # C code, so no lock of it can be held by another thread while this process forks.
         self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)
+        _READERS.add(self)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Steps [start, stop): (stop - start, *row). Raises as `read_into`."""
@@ -91,66 +93,83 @@ class ArrayReader:
         if not out.flags.c_contiguous:  # else what is filled would be a copy of it
             raise ValueError("`out` is not C-contiguous")
         view = out.reshape(-1).view(np.uint8).data
+        tally = mine()
+        tally.at = self._path
         at = start
         while at < stop:
             number = at // known.shard
             low = number * known.shard
             end = min(stop, low + known.shard)
             part = view[(at - start) * known.row_bytes : (end - start) * known.row_bytes]
+            tally.number = number
             if known.codec == "raw":
                 self._read_raw(number, at - low, end - low, part)
             else:
                 self._read_encoded(number, at - low, end - low, part)
             at = end
+        tally.at = None  # else it would keep this reader, and its files open
 
     def _read_raw(self, number: int, start: int, stop: int, out: memoryview) -> None:
-        file, row = self._file(number), self.layout.row_bytes
-        todo: list[memoryview] = []
-        begin = end = 0
-        for piece in self._pieces(start, stop):
+        """Straight to `out`; of a chunk that is to be checked, what is not wanted goes to memory of this thread."""
+        file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
+        pieces = self._pieces(start, stop)
+        room = self._buffer(2 * whole + 4 * len(pieces) + _GAP_BYTES)
+        gap, room = room[:_GAP_BYTES], room[_GAP_BYTES:]
+        reads: list[tuple[int, list[memoryview]]] = []
+        doubted: list[tuple[int, list[memoryview]]] = []
+        end = 0
+        for piece in pieces:
             offset, size = self._span(number, file, piece.number)
             if size != self._raw_bytes:
                 raise self._damaged(number, piece.number, f"has {size} bytes, not {self._raw_bytes}")
-            if self._check == "always" or (self._check == "first" and not file.checked[piece.number]):
-                self._compare(number, file, piece.number, offset)
-            offset += (piece.start - piece.low) * row
-            if todo and not (0 <= offset - end <= _GAP_BYTES and len(todo) < _IOV_MAX):
-                self._fill(number, file, todo, begin)
-                todo = []
-            if not todo:
-                begin = end = offset
-            if offset > end:
-                todo.append(self._buffer(_GAP_BYTES)[: offset - end])
-            todo.append(out[(piece.start - start) * row : (piece.stop - start) * row])
-            end = offset + (piece.stop - piece.start) * row
-        if todo:
-            self._fill(number, file, todo, begin)
+            skip, length = (piece.start - piece.low) * row, (piece.stop - piece.start) * row
+            at = (piece.start - start) * row
+            views = [out[at : at + length]]
+            if self._doubts(file, piece.number):
+                cuts = (0, skip, whole - length, whole - length + 4)
+                head, tail, checksum = (room[low:high] for low, high in pairwise(cuts))
+                room, length, skip = room[cuts[-1] :], whole + 4, 0
+                views = [head, *views, tail, checksum]
+                doubted.append((piece.number, views))
+            offset += skip
+            if reads and 0 <= offset - end <= _GAP_BYTES and len(reads[-1][1]) < _IOV_MAX:
+                reads[-1][1].extend([gap[: offset - end], *views])
+            else:
+                reads.append((offset, [*views]))
+            end = offset + length
+        for offset, views in reads:
+            self._fill(number, file, views, offset)
+        for chunk, views in doubted:
+            self._compare(number, file, chunk, views)
 
     def _read_encoded(self, number: int, start: int, stop: int, out: memoryview) -> None:
-        file, known = self._file(number), self.layout
-        pieces = list(self._pieces(start, stop))
+        file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
+        pieces = self._pieces(start, stop)
         spans = [self._span(number, file, piece.number) for piece in pieces]
         low, high = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
         together = high - low <= sum(size for _, size in spans) + _GAP_BYTES * len(spans)
-        whole = known.chunk_bytes
-        room = self._buffer((high - low if together else max(size for _, size in spans)) + whole)
+        room = self._buffer((high - low if together else max(size for _, size in spans)) + whole + 2 * _LINE)
+        decoded, room = room[:whole], room[-(-whole // _LINE) * _LINE :]
         if together:
-            self._fill(number, file, [room[whole : whole + high - low]], low)
+            room = room[low % _LINE :]
+            self._fill(number, file, [room[: high - low]], low)
         for piece, (offset, size) in zip(pieces, spans, strict=True):
             if together:
-                encoded = room[whole + offset - low : whole + offset - low + size]
+                encoded = room[offset - low : offset - low + size]
             else:
-                encoded = room[whole : whole + size]
+                encoded = room[offset % _LINE : offset % _LINE + size]
                 self._fill(number, file, [encoded], offset)
-            encoded = self._checked(number, file, piece.number, encoded)
-            target = out[(piece.start - start) * known.row_bytes : (piece.stop - start) * known.row_bytes]
+            if self.layout.crc:
+                body = encoded[:-4]
+                if self._doubts(file, piece.number):
+                    self._compare(number, file, piece.number, [body, encoded[-4:]])
+                encoded = body
+            target = out[(piece.start - start) * row : (piece.stop - start) * row]
             try:
                 if len(target) == whole:
-                    self._decode(encoded, target)
+                    self._decoder.whole(encoded, target)
                 else:
-                    self._decode(encoded, room[:whole])
-                    skip = (piece.start - piece.low) * known.row_bytes
-                    target[:] = room[skip : skip + len(target)]
+                    self._decoder.part(encoded, (piece.start - piece.low) * row, target, decoded)
             except (ValueError, RuntimeError) as error:
                 raise self._damaged(number, piece.number, f"cannot be decoded: {error}") from error
 
@@ -161,7 +180,7 @@ class ArrayReader:
             for number in range(start // chunk, -(-stop // chunk))
         ]
 
-    def _span(self, number: int, file: _File, chunk: int) -> tuple[int, int]:
+    def _span(self, number: int, file: Opened, chunk: int) -> tuple[int, int]:
         """Where a chunk's encoded bytes are."""
         offset, size = file.index.offsets[chunk], file.index.sizes[chunk]
         if offset == ABSENT and size == ABSENT:
@@ -170,24 +189,20 @@ class ArrayReader:
             raise self._damaged(number, chunk, f"lies at bytes {offset} to {offset + size}, outside its file")
         return offset, size
 
-    def _compare(self, number: int, file: _File, chunk: int, offset: int) -> None:
-        """Read a raw chunk once for its checksum alone."""
-        encoded = self._buffer(self._raw_bytes)[: self._raw_bytes]
-        self._fill(number, file, [encoded], offset)
-        self._checked(number, file, chunk, encoded)
+    def _doubts(self, file: Opened, chunk: int) -> bool:
+        """Whether the chunk's checksum is to be compared."""
+        return self._check == "always" or (self._check == "first" and not file.checked[chunk])
 
-    def _checked(self, number: int, file: _File, chunk: int, encoded: memoryview) -> memoryview:
-        """The encoded bytes without their checksum, which is compared where that is wanted."""
-        if not self.layout.crc:
-            return encoded
-        body = encoded[:-4]
-        if self._check == "always" or (self._check == "first" and not file.checked[chunk]):
-            if crc32c(body) != int.from_bytes(encoded[-4:], "little"):
-                raise self._damaged(number, chunk, "is not what its checksum says")
-            file.checked[chunk] = 1
-        return body
+    def _compare(self, number: int, file: Opened, chunk: int, views: list[memoryview]) -> None:
+        """Believe a chunk, which lies in these views one after another and ends in its checksum, or raise."""
+        found = 0
+        for view in views[:-1]:
+            found = crc32c(view, found)
+        if found != int.from_bytes(views[-1], "little"):
+            raise self._damaged(number, chunk, "is not what its checksum says")
+        file.checked[chunk] = 1
 
-    def _fill(self, number: int, file: _File, views: list[memoryview], offset: int) -> None:
+    def _fill(self, number: int, file: Opened, views: list[memoryview], offset: int) -> None:
         """Read the views full, one after another."""
         wanted = sum(map(len, views))
         count = os.preadv(file.descriptor, views, offset)
@@ -201,43 +216,39 @@ class ArrayReader:
                 what = f"{self._path(number)}: it ends after byte {offset + count}"
                 raise DataError(what, where=str(self._folder), hint=_AGAIN)
             count += more
+        mine().bytes += wanted
 
     def _buffer(self, size: int) -> memoryview:
         """Memory of this thread's own, of at least so many bytes."""
         kept: memoryview | None = getattr(self._scratch, "buffer", None)
         if kept is None or len(kept) < size:
-            kept = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20)))
+            # Private: what a forked child reads must not come to lie in what its parent reads.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            kept = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20), flags))
         return kept
 
-    def _open(self, number: int) -> _File:
-        path = self._folder / self._path(number)
+    def _open(self, number: int) -> Opened:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = self._descriptor(self._path(number))
         except OSError as error:
             what = f"{self._path(number)}: {os.strerror(error.errno or 0)}"
             raise DataError(what, where=str(self._folder), hint=_AGAIN) from error
         try:
-            return self._opened(number, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            return take(descriptor, self.layout.sharding)
+        except Broken as broken:
+            what = f"{self._path(number)}: {broken.flaw.problem}: {broken.flaw.expected}, found {broken.flaw.got}"
+            raise DataError(what, where=str(self._folder), hint=_AGAIN) from broken
 
-    def _opened(self, number: int, descriptor: int) -> _File:
-        found, known = os.fstat(descriptor), self.layout
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"{self._path(number)}: not a regular file", where=str(self._folder), hint=_AGAIN)
-        if known.sharding is None:
-            from array import array as numbers
-
-            index = Index(numbers("Q", [0]), numbers("Q", [found.st_size]), 0, found.st_size)
-        else:
-            window = Window(lambda view, offset: os.preadv(descriptor, [view], offset), memoryview(bytearray(1)))
-            try:
-                index = read_index(window, 0, found.st_size, known.sharding)
-            except Broken as broken:
-                what = f"{self._path(number)}: {broken.flaw.problem}: {broken.flaw.expected}, found {broken.flaw.got}"
-                raise DataError(what, where=str(self._folder), hint=_AGAIN) from broken
-        return _File(descriptor, index, bytearray(len(index.offsets)))
+    def _descriptor(self, path: str) -> int:
+        try:
+            return self._opener(path)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+        # Many arrays under a low `ulimit -n`: none needs its files open, but for speed.
+        for reader in _READERS.copy():
+            reader._file.cache_clear()
+        return self._opener(path)
 
     def _path(self, number: int) -> str:
         prefix = "" if self.name == "." else f"{self.name}/"
@@ -248,3 +259,11 @@ class ArrayReader:
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
         what = f"{self.name}: {chunk_text} of {self._path(number)} {what}"
         return DataError(what, where=str(self._folder), hint=_AGAIN)
+
+
+_READERS: WeakSet[ArrayReader] = WeakSet()
+
+
+def open_in(folder: Path, path: str) -> int:
+    """A descriptor of a file below a folder; one of a link or a FIFO is refused, or read as what it is."""
+    return os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -19,11 +20,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pitools.loader.loader import Loader
+from pitools.loader.to_jax import jax_batches
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import checkpoint
 from pitools.train import rank as ranks
-from pitools.train.batches import Batch, Demonstrations, global_batch, share
-from pitools.train.join import Agree, join_jax
+from pitools.train.batches import Demonstrations
+from pitools.train.join import Agree, join_jax, require_same_order
 from pitools.train.rank import Rank
 from pitools.train.stop import SIGNALS, StopRequest, agreed
 
@@ -32,19 +35,20 @@ CONVOLUTIONS = ((8, 4, 16), (4, 2, 32), (3, 2, 32))  # (kernel, stride, channels
 HIDDEN = 128
 
 Params = dict[str, Any]
+Inputs = dict[str, Any]  # each camera's frames (b, H, W, C) uint8, proprio (b, P), action (b, A)
 
 
-def init(seed: int, example: Batch) -> Params:
+def init(seed: int, data: Demonstrations) -> Params:
     """Parameters by name, drawn from the seed: a convolutional net a camera, and two dense layers for the rest."""
     shapes: dict[str, tuple[int, ...]] = {}
-    features = example.proprio.shape[1]
-    for camera, images in example.images.items():
-        _, height, width, channels = images.shape
+    (features,), (actions,) = data.fields["proprio"].shape, data.fields["action"].shape
+    for camera in data.cameras:
+        height, width, channels = data.fields[camera].shape
         for i, (kernel, stride, out) in enumerate(CONVOLUTIONS):
             shapes[f"{camera}/conv{i}"] = (kernel, kernel, channels, out)
             height, width, channels = -(-height // stride), -(-width // stride), out
         features += height * width * channels
-    shapes |= {"hidden": (features, HIDDEN), "action": (HIDDEN, example.action.shape[1])}
+    shapes |= {"hidden": (features, HIDDEN), "action": (HIDDEN, actions)}
     # Drawn by NumPy: JAX would compile one program a shape, at every rank.
     generator = np.random.default_rng(seed)
     params: Params = {}
@@ -55,15 +59,15 @@ def init(seed: int, example: Batch) -> Params:
     return params
 
 
-def predict(params: Params, images: dict[str, Any], proprio: Any) -> Any:
-    """Normalised actions (b, A) of frames (b, H, W, C) uint8 by camera and proprioception (b, P).
+def predict(params: Params, inputs: Inputs) -> Any:
+    """Normalised actions (b, A).
 
     GELU and not ReLU: at ReLU's corner a rounding error decides which slope counts, and within a hundred steps the loss
     would depend on how many ranks made the sum.
     """
-    features = [proprio]
-    for camera, frames in images.items():
-        x = frames.astype(jnp.float32) / 255.0 - 0.5
+    features = [inputs["proprio"]]
+    for camera in sorted(inputs.keys() - {"proprio", "action"}):
+        x = inputs[camera].astype(jnp.float32) / 255.0 - 0.5
         for i, (_, stride, _) in enumerate(CONVOLUTIONS):
             kernel, bias = params[f"{camera}/conv{i}/w"], params[f"{camera}/conv{i}/b"]
             layout = ("NHWC", "HWIO", "NHWC")
@@ -75,17 +79,17 @@ def predict(params: Params, images: dict[str, Any], proprio: Any) -> Any:
     return x @ params["action/w"] + params["action/b"]
 
 
-def loss_of(params: Params, batch: Batch, batch_size: int) -> Any:
+def loss_of(params: Params, inputs: Inputs, batch_size: int) -> Any:
     """This rank's part of the global batch's mean squared error: the parts of all ranks sum to it."""
-    error = predict(params, batch.images, batch.proprio) - batch.action
+    error = predict(params, inputs) - inputs["action"]
     return jnp.sum(jnp.mean(error**2, axis=1)) / batch_size
 
 
-def make_compute(batch_size: int) -> Callable[[Params, Batch, Any], Any]:
-    """(params, batch, votes) → this rank's part of all that is summed over ranks, in one vector: one message a step."""
+def make_compute(batch_size: int) -> Callable[[Params, Inputs, Any], Any]:
+    """(params, inputs, votes) → this rank's part of what is summed over ranks, in one vector: one message a step."""
 
-    def compute(params: Params, batch: Batch, votes: Any) -> Any:
-        loss, gradients = jax.value_and_grad(loss_of)(params, batch, batch_size)
+    def compute(params: Params, inputs: Inputs, votes: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, inputs, batch_size)
         return jnp.concatenate([loss[None], votes, ravel_pytree(gradients)[0]])[None]
 
     return jax.jit(compute)  # type: ignore[no-any-return]
@@ -129,7 +133,7 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
         os.environ.setdefault("NPROC", str(threads))  # by this XLA sizes its CPU thread pools
     # Without this a GPU multiplies in TF32, and the sum would depend on how the batch is cut.
     jax.config.update("jax_default_matmul_precision", "highest")
-    data = Demonstrations(ranks.dataset_path(dataset))
+    data = Demonstrations(ranks.dataset_path(dataset), seed=seed)
     with join_jax(rank) as agree:
         stopped = train(rank, agree, data, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
@@ -142,25 +146,27 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size
     device, *idle = jax.local_devices()
     if idle:
         print(f"rank {rank.rank} leaves {len(idle)} devices idle: start one rank a device", flush=True)
-    params = init(seed, data.batch(np.zeros(1, np.int64)))
+    params = init(seed, data)
     momentum = jax.tree.map(np.zeros_like, params)
+    loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
+    batches = jax_batches(loader, device)
+    require_same_order(agree, batches.state())
     # Rank 0 says which checkpoint: on a shared file system the newest is not the newest everywhere at once.
     found = agree("resume", checkpoint.newest(rank.checkpoint_dir))
     if rank.checkpoint_dir and found:
-        state = checkpoint.load(rank.checkpoint_dir / found, as_state(params, momentum))
-        params, momentum = ({name: state[f"{kind}/{name}"] for name in params} for kind in ("params", "momentum"))
+        saved, seen = checkpoint.load(rank.checkpoint_dir / found, as_state(params, momentum))
+        params, momentum = ({name: saved[f"{kind}/{name}"] for name in params} for kind in ("params", "momentum"))
+        batches.load_state(seen)
     params, momentum = jax.device_put((params, momentum), device)
     compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop:
+    with StopRequest() as stop, closing(batches):
         for step in range(checkpoint.steps(found), steps):
             began, watch = time.perf_counter(), Stopwatch()
-            numbers = share(global_batch(seed, step, batch_size, len(data.indices)), rank.rank, rank.world_size)
-            batch = data.batch(numbers)
-            on_device = jax.block_until_ready(jax.device_put(batch, device))
+            batch = next(batches)
             input_s = watch.lap()
-            row = jax.block_until_ready(compute(params, on_device, np.array(stop.votes(), np.float32)))
+            row = jax.block_until_ready(compute(params, batch.arrays, np.array(stop.votes(), np.float32)))
             compute_s = watch.lap()
             summed = jax.block_until_ready(all_reduce(row))
             comm_s = watch.lap()
@@ -169,11 +175,11 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size
             compute_s += watch.lap()
             stopped = agreed(votes)
             if rank.rank == 0 and rank.checkpoint_dir and checkpoint.due(step + 1, steps, checkpoint_every, stopped):
-                checkpoint.save(rank.checkpoint_dir, step + 1, as_state(params, momentum))
+                checkpoint.save(rank.checkpoint_dir, step + 1, as_state(params, momentum), batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
-                          samples=len(numbers), bytes_read=batch.nbytes)  # fmt: skip
+                          samples=len(batch.samples), bytes_read=batch.bytes_read)  # fmt: skip
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:

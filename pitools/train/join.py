@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from pitools.core.errors import ClusterError, ConfigError
+from pitools.loader.loader import State
 from pitools.train.rank import Rank
 
 JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
@@ -114,6 +117,18 @@ def check_nonce(rank: Rank, put: Put, get: Get, *, where: str) -> None:
     if verdict := verdict or get("pit/verdict"):
         hint = "two jobs share a coordinator address: end the older one, then resume this run"
         raise WrongJob(verdict, where=where, hint=hint)
+
+
+def require_same_order(agree: Agree, loader: State) -> None:
+    """Refuse ranks whose loaders have other samples, or another order: of each batch some would miss, some come twice.
+
+    As where a node has a part of the dataset, or sees another quarantine. Raises ConfigError at each that differs.
+    """
+    theirs = msgspec.json.decode(agree("order", msgspec.json.encode(loader).decode()), type=State)
+    for name in sorted(theirs.identity.keys() | loader.identity.keys()):
+        if (mine := loader.identity.get(name)) != (first := theirs.identity.get(name)):
+            hint = "do all nodes have all of the dataset, and see the same quarantine?"
+            raise ConfigError(f"this rank's {name} is {mine!r}, rank 0's {first!r}", where="dataset", hint=hint)
 
 
 def _agreement(rank: Rank, put: Put, get: Get) -> Agree:

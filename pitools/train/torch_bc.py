@@ -10,18 +10,20 @@ faster for a large model, but its time could not be told from the computation's.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from contextlib import closing
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pitools.loader.loader import Loader
+from pitools.loader.to_torch import torch_batches
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import checkpoint
 from pitools.train import rank as ranks
-from pitools.train.batches import Batch, Demonstrations, global_batch, share
-from pitools.train.join import Agree, join_torch
+from pitools.train.batches import Demonstrations
+from pitools.train.join import Agree, join_torch, require_same_order
 from pitools.train.rank import Rank
 from pitools.train.stop import SIGNALS, StopRequest, agreed
 
@@ -37,27 +39,27 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch's classes are untyped to
     would depend on how many ranks made the sum.
     """
 
-    def __init__(self, example: Batch) -> None:
+    def __init__(self, data: Demonstrations) -> None:
         super().__init__()
-        self.cameras = nn.ModuleList()
-        features = example.proprio.shape[1]
-        for images in example.images.values():
+        self.names, self.cameras = data.cameras, nn.ModuleList()
+        (features,), (actions,) = data.fields["proprio"].shape, data.fields["action"].shape
+        for camera in data.cameras:
             layers: list[nn.Module] = []
-            channels = images.shape[-1]
+            height, width, channels = data.fields[camera].shape
             for kernel, stride, out in CONVOLUTIONS:
                 layers += [nn.Conv2d(channels, out, kernel, stride, padding=(kernel - 1) // 2), nn.GELU()]
+                height, width = ((side + 2 * ((kernel - 1) // 2) - kernel) // stride + 1 for side in (height, width))
                 channels = out
             self.cameras.append(nn.Sequential(*layers, nn.Flatten()))
-            features += self.cameras[-1](frames(torch.from_numpy(images))).shape[1]
-        actions = example.action.shape[1]
+            features += height * width * channels
         self.head = nn.Sequential(nn.Linear(features, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, actions))
         for name, parameter in self.named_parameters():
             nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.kaiming_normal_(parameter)
 
-    def forward(self, images: list[Any], proprio: Any) -> Any:
-        """images: (b, H, W, C) uint8 a camera. proprio: (b, P)."""
-        features = [net(frames(image)) for net, image in zip(self.cameras, images, strict=True)]
-        return self.head(torch.cat([proprio, *features], dim=1))
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        """inputs: (b, H, W, C) uint8 of each camera, and proprio (b, P)."""
+        features = [net(frames(inputs[name])) for name, net in zip(self.names, self.cameras, strict=True)]
+        return self.head(torch.cat([inputs["proprio"], *features], dim=1))
 
 
 def frames(images: Any) -> Any:
@@ -65,24 +67,9 @@ def frames(images: Any) -> Any:
     return images.permute(0, 3, 1, 2).float() / 255.0 - 0.5
 
 
-class Inputs(NamedTuple):
-    """A batch on the rank's device. images: (b, H, W, C) uint8 a camera."""
-
-    images: list[Any]
-    proprio: Any
-    action: Any
-
-
-def move(batch: Batch, device: Any) -> Inputs:
-    """The batch on a device."""
-    arrays = [*batch.images.values(), batch.proprio, batch.action]
-    *images, proprio, action = (torch.from_numpy(array).to(device) for array in arrays)
-    return Inputs(images, proprio, settled(action))
-
-
-def compute(policy: Policy, inputs: Inputs, batch_size: int, votes: list[float]) -> Any:
+def compute(policy: Policy, inputs: dict[str, Any], batch_size: int, votes: list[float]) -> Any:
     """This rank's part of all that is summed over ranks, in one vector: one message a step."""
-    error = policy(inputs.images, inputs.proprio) - inputs.action
+    error = policy(inputs) - inputs["action"]
     loss = error.square().mean(dim=1).sum() / batch_size
     gradients = torch.autograd.grad(loss, list(policy.parameters()))
     head = [loss.detach()[None], torch.tensor(votes, device=loss.device)]
@@ -115,7 +102,7 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
     # In TF32, or with an algorithm chosen by its speed, the sum would depend on how the batch is cut.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
-    data = Demonstrations(ranks.dataset_path(dataset))
+    data = Demonstrations(ranks.dataset_path(dataset), seed=seed)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", rank.local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
@@ -130,24 +117,27 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, device: Any, steps: in
           learning_rate: float, seed: int, checkpoint_every: int) -> int:  # fmt: skip
     """The loop. Returns the signal it stopped for, or 0."""
     torch.manual_seed(seed)
-    policy = Policy(data.batch(np.zeros(1, np.int64))).to(device)
+    policy = Policy(data).to(device)
     momentum = {name: torch.zeros_like(parameter) for name, parameter in policy.named_parameters()}
     state = as_state(policy, momentum)
+    loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
+    batches = torch_batches(loader, device)
+    require_same_order(agree, batches.state())
     # Rank 0 says which checkpoint: on a shared file system the newest is not the newest everywhere at once.
     found = agree("resume", checkpoint.newest(rank.checkpoint_dir))
     if rank.checkpoint_dir and found:
-        for name, array in checkpoint.load(rank.checkpoint_dir / found, state).items():
+        saved, seen = checkpoint.load(rank.checkpoint_dir / found, state)
+        for name, array in saved.items():
             state[name].copy_(torch.from_numpy(array))
+        batches.load_state(seen)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop:
+    with StopRequest() as stop, closing(batches):
         for step in range(checkpoint.steps(found), steps):
             began, watch = time.perf_counter(), Stopwatch()
-            numbers = share(global_batch(seed, step, batch_size, len(data.indices)), rank.rank, rank.world_size)
-            batch = data.batch(numbers)
-            on_device = move(batch, device)
+            batch = next(batches)
             input_s = watch.lap()
-            vector = settled(compute(policy, on_device, batch_size, stop.votes()))
+            vector = settled(compute(policy, batch.arrays, batch_size, stop.votes()))
             compute_s = watch.lap()
             if rank.world_size > 1:
                 dist.all_reduce(vector)
@@ -158,11 +148,12 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, device: Any, steps: in
             compute_s += watch.lap()
             stopped = agreed(votes)
             if rank.rank == 0 and rank.checkpoint_dir and checkpoint.due(step + 1, steps, checkpoint_every, stopped):
-                checkpoint.save(rank.checkpoint_dir, step + 1, {name: tensor.cpu() for name, tensor in state.items()})
+                saved = {name: tensor.cpu() for name, tensor in state.items()}
+                checkpoint.save(rank.checkpoint_dir, step + 1, saved, batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
-                          samples=len(numbers), bytes_read=batch.nbytes)  # fmt: skip
+                          samples=len(batch.samples), bytes_read=batch.bytes_read)  # fmt: skip
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:

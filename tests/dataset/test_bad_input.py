@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.ingest import ingest
-from pitools.dataset.write import assemble
+from pitools.dataset.sources import readers
 
 
 @pytest.fixture
@@ -203,17 +203,34 @@ def _small_jpeg(row: np.ndarray) -> np.ndarray:
     return np.frombuffer(bytes(data), np.uint8)
 
 
-def test_changed_while_read(robomimic, refused, monkeypatch) -> None:
-    """A recording that is written to while it is ingested is refused, and nothing of it is published."""
-    path = robomimic(3)
-    read = assemble.read
+@pytest.mark.parametrize("how", ["written to", "longer", "cut", "replaced"])
+def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
+    """A recording that is changed after the first of its rows were read is refused, and nothing of it is published."""
+    path = robomimic(30, 40)
+    whole, time_ns = path.read_bytes(), path.stat().st_mtime_ns
+    read, done = readers._Reader.read_into, []
 
-    def touching(*args):
-        os.utime(path)
-        return read(*args)
+    def changing(*args) -> None:
+        read(*args)
+        if done:
+            return
+        done.append(True)
+        if how == "replaced":
+            path.rename(path.with_suffix(".old"))
+            path.write_bytes(whole)
+            os.utime(path, ns=(time_ns, time_ns))
+        elif how == "cut":
+            os.truncate(path, len(whole) // 2)
+        else:
+            with path.open("r+b") as file:
+                file.seek(len(whole) if how == "longer" else len(whole) // 2)
+                file.write(b"new")
 
-    monkeypatch.setattr(assemble, "read", touching)
-    assert refused(path).what == "it changed while it was read"
+    monkeypatch.setattr(readers._Reader, "read_into", changing)
+    error = refused(path)
+    assert done
+    assert error.where.startswith(str(path))
+    assert how == "cut" or error.what == "it changed while it was read"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", ".tmp", "a\nb", "a b", "x" * 101])

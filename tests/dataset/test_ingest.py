@@ -19,8 +19,9 @@ from PIL import Image
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset import catalog
 from pitools.dataset.ingest import ingest
+from pitools.dataset.intake import EpisodeRecord
 from pitools.dataset.read import open_dataset
-from pitools.dataset.write import grid
+from pitools.dataset.write import grid, run
 from pitools.store import digest, manifest
 
 
@@ -186,8 +187,159 @@ def test_linked_name(robomimic, tmp_path) -> None:
 
 
 def test_record_keys() -> None:
-    """The keys of pit.dataset/1 and pit.array/1 only ever grow."""
+    """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
     assert catalog.Version.__struct_fields__ == (
         "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
     )  # fmt: skip
-    assert catalog.Array.__struct_fields__ == ("array", "shape", "dtype", "bytes", "files")
+    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "why")
+
+
+def test_workers_do_not_show(robomimic, tmp_path, monkeypatch) -> None:
+    """With one worker and with three, in this process or in others, the version is the same to the bit."""
+    monkeypatch.setattr(run, "_SMALL", 0)
+    with patch.multiple(grid, CHUNK_BYTES=2048, SHARD_BYTES=8192):
+        paths = [robomimic(20, 33, name=f"r{i}.hdf5", seed=i) for i in range(2)]
+        made = [ingest(paths, root=tmp_path / f"root{n}", name="x", codec="raw", workers=n) for n in (1, 3)]
+    assert made[0].version == made[1].version
+    assert made[0].files > 10
+
+
+def test_statistics(robomimic, aloha, tmp_path) -> None:
+    """The manifest says of each vector's columns and image's channels what NumPy says; of images one frame in 32."""
+    path = robomimic(50, 60)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_1/actions"][7, 2] = np.nan
+        file["data/demo_1/actions"][8, 2] = np.inf
+    with patch.multiple(grid, CHUNK_BYTES=1024, SHARD_BYTES=4096):
+        version = ingest([path], root=tmp_path / "root", name="x")
+    opened = open_dataset(Path(version.path))
+    assert isinstance(opened.manifest.statistics, dict)
+    assert set(opened.manifest.statistics) == {"action", "reward", "done", "obs/eye_image"}
+    action = opened.read("action", 0, 110).astype(float)
+    found = opened.manifest.statistics["action"]
+    assert (found.rows, found.bad) == (110, 2)
+    action[~np.isfinite(action)] = np.nan
+    for kept, expected in ((found.minimum, np.nanmin), (found.maximum, np.nanmax), (found.mean, np.nanmean),
+                           (found.deviation, np.nanstd)):  # fmt: skip
+        np.testing.assert_allclose(kept, expected(action, axis=0), rtol=1e-12)
+    frames = opened.read("obs/eye_image", 0, 110)[::32].astype(float)
+    found = opened.manifest.statistics["obs/eye_image"]
+    assert found.rows == 4
+    np.testing.assert_allclose(found.mean, frames.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(found.deviation, frames.std(axis=(0, 1, 2)), rtol=1e-12)
+
+
+def test_tasks(robomimic, tmp_path) -> None:
+    """The manifest counts the episodes of each instruction."""
+    version = ingest([robomimic(3, 4), robomimic(5, name="b.hdf5")], root=tmp_path / "root", name="x")
+    assert open_dataset(Path(version.path)).manifest.tasks == {"reach 0": 2, "reach 1": 1}
+
+
+@pytest.fixture
+def odd(robomimic) -> Path:
+    """A recording of four episodes, of which the second and the third are not whole."""
+    path = robomimic(5, 6, 7, 8)
+    with h5py.File(path, "r+") as file:
+        for number in (1, 2):
+            del file[f"data/demo_{number}/rewards"]
+            file[f"data/demo_{number}/rewards"] = np.zeros(3, np.float32)
+    return path
+
+
+def test_refused(odd, tmp_path, capsys) -> None:
+    """Every refused episode is named before the ingest is refused, nothing is left of it, and the report says why."""
+    with pytest.raises(DataError, match="2 of 4 episodes are refused"):
+        ingest([odd], root=tmp_path / "root", name="x", report=tmp_path / "report.jsonl")
+    talk = capsys.readouterr().err
+    assert "demo_1" in talk
+    assert "demo_2" in talk
+    assert not (tmp_path / "root").exists()
+    lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [(line["episode"], line["accepted"]) for line in lines] == [
+        ("demo_0", True), ("demo_3", True), ("demo_1", False), ("demo_2", False),
+    ]  # fmt: skip
+    assert "rewards has 3 steps" in lines[2]["why"]
+
+
+def test_skip_refused(odd, robomimic, tmp_path) -> None:
+    """With skip_refused the others make a version, whose splits are theirs and whose provenance names what it lacks."""
+    broken = tmp_path / "none.hdf5"
+    broken.write_text("no")
+    paths = [odd, broken]
+    version = ingest(paths, root=tmp_path / "root", name="x", skip_refused=True, report=tmp_path / "report.jsonl")
+    opened = open_dataset(Path(version.path))
+    assert [episode["name"] for episode in opened.episodes] == ["demo_0", "demo_3"]
+    assert opened.splits == {"train": [1], "valid": [0]}
+    (source,) = opened.manifest.source
+    assert source["refused"] == ["demo_1", "demo_2"]
+    assert not ingest(paths, root=tmp_path / "root", name="x", skip_refused=True).new
+    assert '"file":"' + str(broken) in (tmp_path / "report.jsonl").read_text()
+    with pytest.raises(DataError, match="no episode is left"):
+        ingest([broken], root=tmp_path / "root", name="x", skip_refused=True)
+
+
+def test_many_recordings(robomimic, tmp_path) -> None:
+    """More recordings than one process looks at keep their natural order."""
+    paths = [robomimic(2, name=f"r{i}.hdf5", seed=i) for i in range(20)]
+    version = ingest(paths[::-1], root=tmp_path / "root", name="x", workers=2)
+    assert [source["file"] for source in open_dataset(Path(version.path)).manifest.source] == [
+        f"r{i}.hdf5" for i in range(20)
+    ]
+
+
+def test_schema(robomimic, tmp_path) -> None:
+    """A schema renames and drops; its text is part of the provenance, and makes another version."""
+    path, schema = robomimic(4), tmp_path / "schema.toml"
+    schema.write_text('drop = ["done"]\n[rename]\n"obs/eye_image" = "obs/front_image"\n')
+    version = ingest([path], root=tmp_path / "root", name="x", schema=schema)
+    opened = open_dataset(Path(version.path))
+    assert set(opened.arrays) == {"action", "reward", "obs/front_image"}
+    assert opened.manifest.source[0]["schema"]["text"] == schema.read_text()
+    assert not ingest([path], root=tmp_path / "root", name="x", schema=schema).new
+    assert ingest([path], root=tmp_path / "root", name="x").new
+
+
+def test_folders(robomimic, tmp_path) -> None:
+    """A recording that is a folder, here a version of ours, is one source: its digest is that of all its files."""
+    first = ingest([robomimic(5, 6)], root=tmp_path / "root", name="x")
+    again = ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr")
+    one, two = open_dataset(Path(first.path)), open_dataset(Path(again.path))
+    for name in one.arrays:
+        np.testing.assert_array_equal(one.read(name, 0, 11), two.read(name, 0, 11))
+    (source,) = two.manifest.source
+    assert (source["file"], source["layout"]) == (first.version, "zarr")
+    assert source["digest"].startswith("xxh3_128:")
+    assert not ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr").new
+
+
+def test_what_is_odd_is_told_once(robomimic, tmp_path, capsys) -> None:
+    """A note of a recording, and recordings that are the same to the byte, are said on stderr, each once."""
+    folder = tmp_path / "z.zarr"
+    group = zarr.create_group(folder)
+    for name in ("action", "reward"):
+        group.create_array(name, shape=(9, 7), chunks=(3, 7), dtype="f4", fill_value=0)[:] = 1
+    group.create_array("episode_ends", data=np.array([4, 9]))
+    (folder / "reward/c/1/0").unlink()
+    ingest([folder], root=tmp_path / "root", name="z", workers=2)
+    assert capsys.readouterr().err == f"pit: note: {folder}: reward: 1 chunks have no file: taken for the fill value\n"
+    ingest([robomimic(3, name="a.hdf5"), robomimic(3, name="b.hdf5")], root=tmp_path / "root", name="x")
+    assert capsys.readouterr().err == "pit: note: b.hdf5 has the same bytes as a.hdf5\n"
+
+
+def test_keys_of_records(robomimic, tmp_path) -> None:
+    """The keys that scripts read are these; more may come, none may go."""
+    version = ingest([robomimic(3)], root=tmp_path / "root", name="x", report=tmp_path / "report.jsonl")
+    assert list(msgspec.to_builtins(version)) == [
+        "schema", "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
+    ]  # fmt: skip
+    assert list(json.loads((tmp_path / "report.jsonl").read_text())) == [
+        "schema", "file", "episode", "steps", "language", "accepted", "why",
+    ]  # fmt: skip
+    assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
+    told = json.loads((Path(version.path) / "manifest.json").read_text())
+    assert set(told) == {"schema", "name", "episodes", "steps", "arrays", "files", "source", "parent", "statistics",
+                         "tasks"}  # fmt: skip
+    assert set(told["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
+    assert set(told["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
+    lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
+    assert list(json.loads(lines[0])) == ["name", "source", "steps", "language", "attributes"]

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Mapping
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -11,11 +19,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pitools.core.errors import ConfigError, DataError, UsageError
+from pitools.core.errors import ConfigError, DataError, Unreachable, UsageError
 from pitools.dataset.ingest import ingest
-from pitools.dataset.read import open_dataset
 from pitools.loader.loader import Loader
-from pitools.loader.windows import Span, Windows
+from pitools.loader.sampling.samples import Drawn, Windowed
+from pitools.loader.sampling.windows import Span, Windows
 from pitools.store.arrays import Arrays
 
 LENGTHS = (40, 3, 25, 60, 17)
@@ -25,7 +33,17 @@ SPANS = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(2, 1)}
 @pytest.fixture(scope="module", params=["lz4", "raw", "zstd"])
 def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A version of a few episodes of unequal length, with images, states and actions."""
-    folder, random = tmp_path_factory.mktemp("recording"), np.random.default_rng(0)
+    return write(tmp_path_factory.mktemp("recording"), request.param)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, uncompressed."""
+    return write(tmp_path_factory.mktemp("recording"), "raw")
+
+
+def write(folder: Path, codec: str) -> Path:
+    random = np.random.default_rng(0)
     with h5py.File(folder / "r.hdf5", "w") as file:
         for number, steps in enumerate(LENGTHS):
             demo = file.create_group(f"data/demo_{number}")
@@ -33,21 +51,26 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             demo["actions"] = random.normal(size=(steps, 7))
             demo["obs/image"] = random.integers(0, 255, (steps, 12, 16, 3), np.uint8)
             demo["obs/state"] = random.normal(size=(steps, 5)).astype(np.float32)
-    return Path(ingest([folder / "r.hdf5"], root=folder / "data", name="pick", codec=request.param).path)
+    return Path(ingest([folder / "r.hdf5"], root=folder / "data", name="pick", codec=codec).path)
 
 
-def loader(path: Path, *, pad: bool = True, resident: int = 64 << 20, batch_size: int = 16, **more: Any) -> Loader:
+def windowed(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0) -> Windowed:
     arrays = Arrays(path, resident_bytes=resident)
-    windows = Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=pad)
-    return Loader(arrays, windows, batch_size=batch_size, **more)
+    return Windowed(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=pad), seed=seed)
+
+
+def loader(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0, **more: Any) -> Loader:
+    return Loader(windowed(path, pad=pad, resident=resident, seed=seed), **{"batch_size": 16, **more})
 
 
 def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, NDArray[Any]]:
-    """The same windows by plain loops over zarr-python's reader."""
-    data = open_dataset(path)
-    offsets = data.episode_offsets
+    """The same windows by plain loops over zarr-python."""
+    import zarr
+
+    group = zarr.open_group(path, mode="r")
+    data = {name: np.asarray(group[name][:]) for name in (*SPANS, "episode_offsets")}
     anchors = []
-    for start, stop in pairwise(offsets):
+    for start, stop in pairwise(data["episode_offsets"].astype(int).tolist()):
         anchors += [
             (anchor, start, stop)
             for anchor in range(start, stop)
@@ -55,12 +78,16 @@ def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, 
         ]
     return {
         name: np.stack([
-            np.stack([data.read(name, at, at + 1)[0] for at in
-                      np.clip(np.arange(anchor - span.before, anchor + span.after), start, stop - 1)])
+            np.stack([data[name][min(max(at, start), stop - 1)] for at in
+                      range(anchor - span.before, anchor + span.after)])
             for anchor, start, stop in (anchors[sample] for sample in samples)
         ])
         for name, span in SPANS.items()
     }  # fmt: skip
+
+
+def numbers(batches: Iterator[Any], count: int) -> list[list[int]]:
+    return [batch.samples.tolist() for batch in islice(batches, count)]
 
 
 @pytest.mark.parametrize("pad", [True, False])
@@ -68,31 +95,31 @@ def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, 
 def test_batches_are_those_of_a_naive_reader(version: Path, pad: bool, resident: int):
     """From memory and from files, padded and not: each window of each batch, to the bit, over more than an epoch."""
     batches = loader(version, pad=pad, resident=resident)
-    for batch in islice(batches, 12):
+    for number, batch in enumerate(islice(batches, 12)):
         expected = naive(version, batch.samples, pad=pad)
-        assert batch.arrays.keys() == expected.keys()
+        assert (batch.step, batch.arrays.keys()) == (number, expected.keys())
         for name, array in expected.items():
             assert np.array_equal(batch.arrays[name], array), name
     batches.close()
 
 
-def test_padded_steps_are_told(version: Path):
+def test_padded_steps_are_told(raw: Path):
     """`inside` is False exactly where a window reaches over an end of its episode."""
-    batch = next(loader(version, pad=True, batch_size=sum(LENGTHS)))
+    batch = next(loader(raw, pad=True, batch_size=sum(LENGTHS)))
     assert set(batch.inside) == set(SPANS)
     assert batch.inside["obs/image"].shape == (sum(LENGTHS), 2)
     outside = sum(min(length, 7 - k) and sum(1 for a in range(length) if a + 7 - k >= length)
                   for length in LENGTHS for k in range(7))  # fmt: skip
     assert (~batch.inside["action"]).sum() == outside
     assert (~batch.inside["obs/state"]).sum() == sum(min(2, length) + min(1, length) for length in LENGTHS)
-    assert next(loader(version, pad=False)).inside == {}
+    assert next(loader(raw, pad=False)).inside == {}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_the_global_batches_are_the_same_for_any_world_size(version: Path, world_size: int):
+def test_the_global_batches_are_the_same_for_any_world_size(raw: Path, world_size: int):
     """Ranks' parts, put together, are the batches of one rank, with the same keys."""
-    alone = loader(version)
-    ranks = [loader(version, rank=rank, world_size=world_size, threads=1) for rank in range(world_size)]
+    alone = loader(raw)
+    ranks = [loader(raw, rank=rank, world_size=world_size, threads=1) for rank in range(world_size)]
     for _ in range(4):
         whole, parts = next(alone), [next(each) for each in ranks]
         for name in SPANS:
@@ -103,34 +130,47 @@ def test_the_global_batches_are_the_same_for_any_world_size(version: Path, world
         each.close()
 
 
-def test_it_resumes_where_it_was_at_another_world_size(version: Path):
+def test_it_resumes_where_it_was_at_another_world_size(raw: Path):
     """The state of four ranks after some batches goes on as two ranks, in the middle of an epoch."""
-    before = [loader(version, rank=rank, world_size=4) for rank in range(4)]
+    before = [loader(raw, rank=rank, world_size=4) for rank in range(4)]
+    states = []
     for _ in range(5):
-        states = {each.state() for each in before if next(each)}
-    assert len(states) == 1
-    expected = list(islice(loader(version), 9))[5:] and [batch.samples for batch in islice(loader(version), 9)][5:]
-    after = [loader(version, rank=rank, world_size=2) for rank in range(2)]
+        states = [each.state() for each in before if next(each)]
+    assert states == states[:1] * 4
+    expected = numbers(loader(raw), 9)[5:]
+    after = [loader(raw, rank=rank, world_size=2) for rank in range(2)]
     for each in after:
         next(each)  # wherever it is
-        each.load_state(states.copy().pop())
+        each.load_state(states[0])
     for samples in expected:
-        assert np.array_equal(np.concatenate([next(each).samples for each in after]), samples)
+        assert np.concatenate([next(each).samples for each in after]).tolist() == samples
 
 
-def test_a_state_of_something_else_is_refused(version: Path):
+def test_workers_take_turns(raw: Path):
+    """Three loaders that each give every third batch give all of them, also from a place in the middle."""
+    expected = numbers(loader(raw), 11)
+    begun = loader(raw)
+    next(begun)
+    workers = [loader(raw) for _ in range(3)]
+    for number, worker in enumerate(workers):
+        worker.load_state(begun.state())
+        worker.only(number, 3)
+    found = [next(workers[number % 3]) for number in range(10)]
+    assert [batch.samples.tolist() for batch in found] == expected[1:]
+    assert [batch.step for batch in found] == list(range(1, 11))
+
+
+def test_a_state_of_something_else_is_refused(raw: Path):
     """Another seed, or other windows: resuming would silently repeat and skip samples."""
-    state = loader(version).state()
+    state = loader(raw).state()
     with pytest.raises(ConfigError, match="seed"):
-        loader(version, seed=1).load_state(state)
-    with pytest.raises(ConfigError, match="samples"):
-        loader(version, pad=False).load_state(state)
+        loader(raw, seed=1).load_state(state)
+    with pytest.raises(ConfigError, match=r"samples|windows"):
+        loader(raw, pad=False).load_state(state)
 
 
 def test_damage_ends_the_iteration_by_its_name(version: Path, tmp_path: Path):
     """A missing shard is an error in the batch that needs it, also on the next call; nothing hangs."""
-    import shutil
-
     copy = tmp_path / version.name
     shutil.copytree(version, copy)
     (copy / "obs/image/c/0/0/0/0").unlink()
@@ -141,42 +181,202 @@ def test_damage_ends_the_iteration_by_its_name(version: Path, tmp_path: Path):
     batches.close()
 
 
-def _first_of(batches: Loader, queue: Any) -> None:
-    queue.put(next(batches).samples.tolist())
+class Failing(Windowed):
+    """Windows of which one sample cannot be read for a while."""
+
+    fails: int | None = None
+
+    def read(self, drawn: Any, low: int, high: int, *buffers: Any) -> None:
+        """As the windows', or the error of a failing disk."""
+        if self.fails in drawn.samples[low:high].tolist():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().read(drawn, low, high, *buffers)
 
 
-def test_a_forked_child_reads_on(version: Path):
-    """After the parent has read: a child's batch comes, from threads of its own, and the parent goes on."""
-    batches = loader(version)
-    expected = [batch.samples.tolist() for batch in islice(loader(version), 3)]
-    assert next(batches).samples.tolist() == expected[0]
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    children = [context.Process(target=_first_of, args=(batches, queue)) for _ in range(3)]
-    for child in children:
-        child.start()
-    assert [queue.get(timeout=30) for _ in children] == [expected[1]] * 3
-    for child in children:
-        child.join(30)
-    assert next(batches).samples.tolist() == expected[1]
+def test_an_error_is_that_of_its_batch_and_does_not_end_the_loader(raw: Path):
+    """Batches before come first; the next call reads the failed one again; others can be gone to meanwhile."""
+    expected = numbers(loader(raw), 8)
+    arrays = Arrays(raw)
+    samples = Failing(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=True))
+    samples.fails = expected[3][5]
+    batches = Loader(samples, batch_size=16, ahead=3)
+    assert numbers(batches, 3) == expected[:3]
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="Input/output error"):
+            next(batches)
+        assert not batches.ready
+    here = batches.state()
+    assert here.position == 3 * 16
+    samples.fails = None
+    assert next(batches).samples.tolist() == expected[3]
+    batches.load_state(here)
+    assert numbers(batches, 5) == expected[3:]
+    batches.close()
 
 
-def test_buffers_are_used_again(version: Path):
+@contextmanager
+def stuck(monkeypatch: pytest.MonkeyPatch, skip: int = 0) -> Iterator[Callable[[], None]]:
+    """After so many, reads do not come back, as from a file server that is gone; until the yielded is called."""
+    gate, release = os.pipe()
+    preadv, left = os.preadv, [skip]
+
+    def blocked(*args: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            os.read(gate, 1)  # for as long as the pipe's other end is open
+        return preadv(*args)
+
+    monkeypatch.setattr(os, "preadv", blocked)
+    ends = [release]
+
+    def end() -> None:
+        while ends:
+            os.close(ends.pop())
+
+    try:
+        yield end
+    finally:
+        end()
+        monkeypatch.undo()
+
+
+def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    """Unreachable after the time-out and again on the next call, naming the file; when it does come, so do batches."""
+    expected = numbers(loader(raw), 4)
+    batches = loader(raw, resident=0, stalled_s=0.2)
+    first = next(batches).samples.tolist()
+    assert first == expected[0]
+    with stuck(monkeypatch, skip=1) as release:
+        for _ in range(2):
+            with pytest.raises(Unreachable, match=r"/c/0.*nothing was read for 0.2 s") as error:
+                list(islice(batches, 4))  # some were read before
+            assert error.value.where == str(raw)
+        place = batches.state().position // 16
+        release()
+        assert numbers(batches, 4 - place) == expected[place:]
+    batches.close()
+
+
+def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    """With all threads stuck, `close` returns, and the loader reads elsewhere with others."""
+    expected = numbers(loader(raw), 3)
+    batches = loader(raw, resident=0, stalled_s=0.1)
+    with stuck(monkeypatch) as release:
+        with pytest.raises(Unreachable):
+            next(batches)
+        began = time.monotonic()
+        batches.close()
+        assert time.monotonic() - began < 3
+        monkeypatch.undo()  # another server answers
+        assert numbers(batches, 3) == expected
+        release()
+    batches.close()
+
+
+def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    """Gone elsewhere while a thread still reads ahead: what it reads in the end is in no batch that is given since."""
+    samples, read = windowed(raw), Windowed.read
+    second = samples.at(np.arange(16, 32)).samples.tolist()
+    begun, go, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: Windowed, drawn: Drawn, *more: Any) -> None:
+        late = drawn.samples.tolist() == second and not begun.is_set()
+        if late:
+            begun.set()
+            go.wait(20)
+        read(self, drawn, *more)
+        if late:
+            over.set()
+
+    expected = [batch.arrays["action"].copy() for batch in islice(loader(raw), 3)]
+    monkeypatch.setattr(Windowed, "read", slow)
+    batches = Loader(samples, batch_size=16)
+    state = batches.state()
+    next(batches)
+    assert begun.wait(20)
+    batches.load_state(state)
+    for number in range(3):
+        given = next(batches)
+        np.testing.assert_array_equal(given.arrays["action"], expected[number])
+    go.set()
+    assert over.wait(20)
+    np.testing.assert_array_equal(given.arrays["action"], expected[2])
+    batches.close()
+
+
+STUCK = """
+import os, sys
+from itertools import islice
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_loader import loader
+batches = loader(Path({path!r}), resident=0, stalled_s=0.2)
+next(batches)
+gate, _ = os.pipe()
+os.preadv = lambda *args: os.read(gate, 1)
+try:
+    list(islice(batches, 5))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_program_ends_with_a_read_that_does_not_come_back(raw: Path):
+    """The interpreter does not wait for the stuck threads when it ends."""
+    code = STUCK.format(here=str(Path(__file__).parent), path=str(raw))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Unreachable\n", "")
+
+
+def test_an_interrupt_ends_a_wait(raw: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C while training waits for a batch is not held up by the reads."""
+    batches = loader(raw, resident=0)
+    with stuck(monkeypatch):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_buffers_are_used_again(raw: Path):
     """A hundred batches live in a handful of buffers."""
-    batches = loader(version)
+    batches = loader(raw)
     places = {batch.arrays["obs/image"].__array_interface__["data"][0] for batch in islice(batches, 100)}
     assert len(places) <= 4
     assert batches.times.batches == 100
-    assert batches.times.bytes == 100 * sum(array.nbytes for array in next(batches).arrays.values())
 
 
-def test_what_cannot_be_loaded_is_said(version: Path):
+def test_bytes_are_those_that_were_read(version: Path):
+    """What the kernel says of this process; nothing once a small array is in memory; each batch says its own."""
+    batches = loader(version, resident=0)
+    before, read = rchar(), 0
+    for batch in islice(batches, 40):
+        read += batch.bytes_read
+        assert batch.bytes_read > 0
+        assert batch.waited_s > 0
+    assert batches.times.bytes_read == read
+    batches.close()
+    # What was read ahead of the last batch, indexes of shards, and this question itself.
+    assert 0.9 * (rchar() - before) - 20_000 < read <= rchar() - before
+    held = loader(version)
+    assert sum(batch.bytes_read for batch in islice(held, 3)) > 0
+    assert [batch.bytes_read for batch in islice(held, 20)][-10:] == [0] * 10
+
+
+def rchar() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_cannot_be_loaded_is_said(raw: Path):
     """An array that is not there, windows that fit nowhere, more ranks than samples in a batch."""
-    arrays = Arrays(version)
+    arrays = Arrays(raw)
     with pytest.raises(UsageError, match="no array 'obs/imag'") as error:
-        next(Loader(arrays, Windows(arrays.offsets, np.arange(5), {"obs/imag": Span(0, 1)}), batch_size=4))
+        Windowed(arrays, Windows(arrays.offsets, np.arange(5), {"obs/imag": Span(0, 1)}))
     assert "obs/image" in error.value.hint
     with pytest.raises(ConfigError, match="long enough"):
-        Loader(arrays, Windows(arrays.offsets, np.arange(5), {"action": Span(0, 99)}), batch_size=4)
+        Windowed(arrays, Windows(arrays.offsets, np.arange(5), {"action": Span(0, 99)}))
     with pytest.raises(ConfigError, match="no part"):
-        loader(version, batch_size=2, rank=0, world_size=3)
+        loader(raw, batch_size=2, rank=0, world_size=3)
+    with pytest.raises(ConfigError, match="batch of 0"):
+        Loader(windowed(raw))

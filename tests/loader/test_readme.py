@@ -18,9 +18,10 @@ def test_the_example_of_the_readme_works(repo: Path, tmp_path: Path):
             demo["actions"] = np.zeros((40, 7), np.float32)
             demo["obs/image"] = np.zeros((40, 8, 8, 3), np.uint8)
     path = ingest([tmp_path / "r.hdf5"], root=tmp_path / "data", name="pick").path
-    (block,) = re.findall(r"```python\n(.*?)```", (repo / "pitools/loader/README.md").read_text(), re.DOTALL)
+    block, more = re.findall(r"```python\n(.*?)```", (repo / "pitools/loader/README.md").read_text(), re.DOTALL)
     names: dict[str, object] = {"DATASET": path}
     exec(block, names)
+    exec(more, names)
     batch, state = names["batch"], names["state"]
     assert batch.arrays["action"].shape == (64, 16, 7)
     assert batch.arrays["obs/image"].shape == (64, 2, 8, 8, 3)

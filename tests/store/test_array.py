@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numcodecs.blosc import Blosc
+from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from pitools.core.errors import DataError
 from pitools.store import zarr as metadata
 from pitools.store.array import Absent, ArrayReader, Check
+from pitools.store.decode import decoders
 from pitools.store.layout import Layout, layout
 
 CODECS: dict[str, list[Any]] = {
@@ -115,6 +123,18 @@ def test_what_is_missing_or_cut_never_reads_as_zeros(tmp_path: Path, codec: str)
             reader.read(30, 40)
 
 
+def test_a_file_that_is_refused_is_closed(tmp_path: Path):
+    """A job that tries again and again does not run out of descriptors."""
+    write(tmp_path, np.ones((64, 50), np.uint8), chunk=8, shard=32, codec="raw, crc")
+    (tmp_path / "x/c/1/0").write_bytes(b"")
+    reader = reader_of(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(DataError):
+            reader.read(32, 33)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path):
     """The index was good when it was opened; a read past the end is not filled with what the buffer held."""
     write(tmp_path, np.ones((64, 50), np.uint8), chunk=8, shard=64, codec="raw, crc")
@@ -171,6 +191,17 @@ def test_other_forms_are_left_to_zarr(tmp_path: Path, more: dict[str, Any]):
     assert layout(found) is None
 
 
+def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
+    """Its bytes would be taken for offsets."""
+    write(tmp_path, np.ones((16, 5), np.uint8), chunk=8, shard=16)
+    known = json.loads((tmp_path / "x/zarr.json").read_bytes())
+    known["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+    found = metadata.parse("x", json.dumps(known).encode(), "zarr.json")
+    assert found
+    assert layout_of(tmp_path)
+    assert layout(found) is None
+
+
 @pytest.mark.parametrize("codec", ["raw, crc", "blosc, crc", "zstd, crc"])
 def test_threads_and_forks_share_a_reader(tmp_path: Path, codec: str):
     """Many threads at once, and a child forked while they read: each gets its own steps."""
@@ -203,3 +234,185 @@ def test_threads_and_forks_share_a_reader(tmp_path: Path, codec: str):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+BLOCKS: dict[str, list[Any]] = {
+    "raw": [Crc32cCodec()],
+    "lz4": [BloscCodec(cname="lz4"), Crc32cCodec()],
+    "lz4, small blocks": [BloscCodec(cname="lz4", blocksize=4096), Crc32cCodec()],
+    "blosc-zstd, shuffled": [BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+    "zstd": [ZstdCodec(level=3), Crc32cCodec()],
+    "zstd, checksum": [ZstdCodec(level=3, checksum=True)],
+    "zstd, uneven blocks": [ZstdCodec(level=19), Crc32cCodec()],
+}
+
+
+@pytest.mark.parametrize("codec", BLOCKS)
+@pytest.mark.parametrize("levels", [1, 4, 256])
+def test_a_part_of_a_chunk_of_many_blocks(tmp_path: Path, codec: str, levels: int):
+    """Chunks of 500 kB, of which only some blocks are decoded: all alike, compressible, and stored as they are."""
+    random = np.random.default_rng(0)
+    content = random.integers(0, levels, (20, 31_250)).astype("u2")
+    array = zarr.create_array(
+        tmp_path / "x", shape=content.shape, dtype="u2", chunks=(8, 31_250), filters=None, fill_value=0,
+        shards=(16, 31_250), compressors=BLOCKS[codec],
+        config={"write_empty_chunks": True},
+    )  # fmt: skip
+    array[:] = content
+    for check in ("first", "always", "never"):
+        reader = reader_of(tmp_path, check=check)
+        for _ in range(12):
+            start, stop = sorted(random.integers(0, 21, 2).tolist())
+            assert np.array_equal(reader.read(start, stop), content[start:stop])
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, codec: str, check: Check):
+    """A bit that is flipped in steps before or after the wanted ones is found by the read that first sees it."""
+    content = np.random.default_rng(0).integers(0, 255, (24, 50), np.uint8)
+    write(tmp_path, content, chunk=8, shard=24, codec=codec)
+    path = tmp_path / "x/c/0/0"
+    good = path.read_bytes()
+    size = (len(good) - 16 * 3 - 4) // 3
+    for at in range(size + 40, 2 * size - 40, 23):  # in the middle chunk
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+        for start, stop in ((3, 9), (15, 24), (11, 12)):
+            with pytest.raises(DataError, match=r"chunk 1 \(steps 8 to 16\)"):
+                reader_of(tmp_path, check=check).read(start, stop)
+        assert np.array_equal(reader_of(tmp_path, check=check).read(16, 24), content[16:24])
+
+
+@pytest.mark.parametrize("compress", [lambda data: Blosc("lz4").encode(data), lambda data: Zstd(1).encode(data)])
+@pytest.mark.parametrize("steps", [7, 9])
+def test_a_chunk_of_another_size_is_damage(tmp_path: Path, compress: Callable[[bytes], bytes], steps: int):
+    """One that holds fewer bytes would leave in the batch what the buffer held before; its checksum may be right."""
+    codec = "blosc, crc" if compress(b"")[:1] == b"\x02" else "zstd, crc"
+    write(tmp_path, np.ones((16, 50), np.uint8), chunk=8, codec=codec)
+    frame = bytes(compress(bytes(50 * steps)))
+    (tmp_path / "x/c/1/0").write_bytes(frame + crc32c(frame).to_bytes(4, "little"))
+    for start, stop in ((0, 16), (9, 12)):
+        with pytest.raises(DataError, match=rf"x/c/1/0 cannot be decoded: it holds {50 * steps} bytes, not 400"):
+            reader_of(tmp_path).read(start, stop)
+
+
+@pytest.mark.parametrize("codec", ["blosc", "zstd"])
+def test_flipped_bits_without_a_checksum_are_errors_or_wrong_but_no_crash(tmp_path: Path, codec: str):
+    """Headers, tables and blocks: what the file claims is compared with what there is before a library believes it."""
+    content = np.random.default_rng(0).integers(0, 4, (8, 40_000), np.uint8)
+    frame = bytes((Blosc("lz4", blocksize=8192) if codec == "blosc" else Zstd(3)).encode(content))
+    decode = decoders("blosc" if codec == "blosc" else "zstd")
+    room = memoryview(bytearray(content.nbytes))
+    for at in [*range(80), *range(80, len(frame), 997)]:
+        for bit in range(8):
+            bad = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
+            with contextlib.suppress(ValueError, RuntimeError):
+                decode.part(memoryview(bytearray(bad)), 100_000, memoryview(bytearray(60_000)), room)
+            with contextlib.suppress(ValueError, RuntimeError):
+                decode.whole(memoryview(bytearray(bad)), room)
+
+
+@pytest.mark.parametrize("codec", ["blosc", "zstd"])
+def test_what_lies_behind_a_cut_frame_is_not_read(codec: str):
+    """In a buffer that is used again the rest may well be there: of the frame that was read before."""
+    content = np.random.default_rng(0).integers(0, 4, 50_000, np.uint8)
+    encoded = bytearray((Blosc("lz4", blocksize=8192) if codec == "blosc" else Zstd(3)).encode(content))
+    decode = decoders("blosc" if codec == "blosc" else "zstd")
+    room = memoryview(bytearray(content.nbytes))
+    cut = memoryview(encoded)[:-20]
+    with pytest.raises((ValueError, RuntimeError)):
+        decode.whole(cut, room)
+    with pytest.raises((ValueError, RuntimeError)):
+        decode.part(cut, 0, memoryview(bytearray(10)), room)
+
+
+@pytest.mark.parametrize("block", [1000, 65_536, 100_000, 131_072])
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_part_of_a_frame_of_blocks_of_any_size(block: int, last: int):
+    """Its first blocks may hold less than they could: what is decoded then is the frame as it was."""
+    content = np.random.default_rng(0).bytes(500_000)
+    cuts = [content[at : at + block] for at in range(0, len(content), block)] + [b""] * last
+    frame = bytearray(b"\x28\xb5\x2f\xfd\xa0" + len(content).to_bytes(4, "little"))  # one segment, its size in 4
+    for number, part in enumerate(cuts, start=1):
+        frame += (len(part) << 3 | (number == len(cuts))).to_bytes(3, "little") + part
+    assert Zstd().decode(bytes(frame)) == content
+    decode, room = decoders("zstd"), memoryview(bytearray(len(content)))
+    for start, stop in ((0, 10), (0, 131_072), (131_071, 131_073), (250_000, 250_001), (499_999, 500_000)):
+        for _ in range(2):  # what it changes in the frame it changes back
+            target = memoryview(bytearray(stop - start))
+            decode.part(memoryview(frame), start, target, room)
+            assert target == content[start:stop]
+    with pytest.raises(ValueError, match="it holds 500000 bytes, not 499999"):
+        decode.part(memoryview(frame), 0, memoryview(bytearray(10)), room[:-1])
+
+
+def test_a_stored_frame_that_is_cut_is_refused():
+    """What Blosc could not make smaller it stores as it is: no single byte of such a frame is repeated, either."""
+    content = np.random.default_rng(0).integers(0, 255, 5000, np.uint8)
+    frame, decode, room = bytearray(Blosc("lz4").encode(content)), decoders("blosc"), memoryview(bytearray(5000))
+    assert frame[2] & 2
+    assert len(frame) == 5016
+    for kept in (5015, 17, 16):
+        cut = frame[:12] + kept.to_bytes(4, "little") + frame[16:kept]
+        for start, stop in ((0, 1), (0, 10), (0, 5000), (4990, 5000)):
+            with pytest.raises(ValueError, match="cut short"):
+                decode.part(memoryview(cut), start, memoryview(bytearray(stop - start)), room)
+    with pytest.raises(ValueError, match="it holds 1 bytes, not 7"):
+        decoders("raw").whole(memoryview(b"x"), memoryview(bytearray(7)))
+
+
+def test_a_frame_that_does_not_say_how_much_it_holds():
+    """As a writer makes it that streams: read, and refused where it is not what the array's chunk has."""
+    content = np.random.default_rng(0).bytes(5000)
+    frame = b"\x28\xb5\x2f\xfd\x00\x58" + (len(content) << 3 | 1).to_bytes(3, "little") + content
+    decode, room = decoders("zstd"), memoryview(bytearray(len(content)))
+    decode.whole(memoryview(bytearray(frame)), room)
+    assert room == content
+    part = memoryview(bytearray(7))
+    decode.part(memoryview(bytearray(frame)), 4000, part, room)
+    assert part == content[4000:4007]
+    for size in (4999, 5001):
+        with pytest.raises(ValueError, match="it holds 5000 bytes"):
+            decode.whole(memoryview(bytearray(frame)), memoryview(bytearray(size)))
+
+
+def test_forked_processes_do_not_write_into_each_other(tmp_path: Path):
+    """A thread that has read forks, and parent and children read on at once: each decodes what it has read itself."""
+    content = np.random.default_rng(0).integers(0, 50, (256, 4000), np.uint8)
+    write(tmp_path, content, chunk=8, shard=64, codec="blosc, crc")
+    reader = reader_of(tmp_path)
+    assert np.array_equal(reader.read(0, 256), content)
+    children = []
+    for seed in range(3):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        code = 2
+        try:
+            starts = np.random.default_rng(seed).integers(0, 226, 500).tolist()
+            code = sum(not np.array_equal(reader.read(at, at + 30), content[at : at + 30]) for at in starts) > 0
+        finally:
+            os._exit(code)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+
+
+def test_many_readers_under_a_low_limit_of_descriptors(tmp_path: Path):
+    """With more shards than a process may have files open, all are read, again and again, by two readers in turn."""
+    for name in ("a", "b"):
+        write(tmp_path / name, np.arange(80, dtype=np.int32)[:, None], chunk=1, shard=1)
+    code = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+sys.path.insert(0, sys.argv[2])
+from tests.store.test_array import reader_of
+readers = [reader_of(Path(sys.argv[1]) / name) for name in "ab"]
+for _ in range(2):
+    for step in range(80):
+        assert all(reader.read(step, step + 1).item() == step for reader in readers)
+print("read")
+"""
+    repo = Path(__file__).parents[2]
+    argv = [sys.executable, "-c", code, str(tmp_path), str(repo)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd=repo)
+    assert done.stdout == "read\n", done.stderr

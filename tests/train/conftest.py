@@ -54,8 +54,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Job:
     """The processes of one job, and what they left in its folder."""
 
-    def __init__(self, folder: Path, module: str, data: Path, nonces: Sequence[str], args: dict[str, object]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str], args: dict[str, object]
+    ) -> None:  # fmt: skip
+        self.folder, places = folder, [data] * len(nonces) if isinstance(data, Path) else data
         kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -63,7 +65,7 @@ class Job:
         shared = {
             **kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "PIT_WORLD_SIZE": str(len(nonces)), "PIT_DATA_DEMO": str(data),
+            "PIT_WORLD_SIZE": str(len(nonces)),
             "PIT_ATTEMPT_DIR": str(folder), "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
         }  # fmt: skip
         folder.mkdir(parents=True)
@@ -71,6 +73,7 @@ class Job:
         self.processes = []
         for rank, nonce in enumerate(nonces):
             env = {**shared, "PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank), "PIT_NONCE": nonce}
+            env["PIT_DATA_DEMO"] = str(places[rank])
             with (folder / f"{rank}.out").open("wb") as out:
                 argv = [sys.executable, "-c", call]
                 self.processes.append(subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT))
@@ -111,10 +114,13 @@ class Job:
 
 @pytest.fixture(scope="session")
 def start() -> Iterator[Callable[..., Job]]:
-    """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt."""
+    """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt;
+    `data` one place, or each rank's."""
     jobs = []
 
-    def begin(folder: Path, module: str, data: Path, nonces: Sequence[str] = ("aa",), **args: object) -> Job:
+    def begin(
+        folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str] = ("aa",), **args: object
+    ) -> Job:  # fmt: skip
         jobs.append(Job(folder, module, data, nonces, args))
         return jobs[-1]
 

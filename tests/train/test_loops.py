@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import pytest
 
 from pitools.dataset.ingest import ingest
 from pitools.run import steps
+from pitools.store import catalog
 from pitools.train import checkpoint
 
 STEPS = 400
 CLOSE = 1e-5
+BATCH = 17  # of 60 samples: an epoch does not end with a batch
 
 
 @pytest.fixture(scope="module", params=["jax_bc", "torch_bc"])
@@ -30,24 +33,27 @@ def module(request: pytest.FixtureRequest) -> str:
 def alone(module: str, start: Callable[..., Any], small: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one process that nobody interrupts."""
     folder = tmp_path_factory.mktemp("alone") / "0"
-    return list(start(folder, module, small, steps=STEPS, batch_size=15).ok().losses())
+    return list(start(folder, module, small, steps=STEPS, batch_size=BATCH).ok().losses())
 
 
 def test_two_ranks_learn_what_one_does(
     module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """Two ranks of unequal shares log one loss, at every step that of one process, in laps that make up the step."""
-    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=40, batch_size=15, checkpoint_every=16).ok()
+    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=40, batch_size=BATCH, checkpoint_every=16).ok()
     np.testing.assert_allclose(job.losses(), alone[:40], atol=CLOSE, rtol=0)
     logs = [job.log(0), job.log(1)]
     for number, (first, second) in enumerate(zip(*logs, strict=True)):
         assert (first.step, first.loss) == (second.step, second.loss) == (number, first.loss)
-        assert (first.samples, second.samples) == (7, 8)
+        assert (first.samples, second.samples) == (8, 9)
     for step in (*logs[0], *logs[1]):
         laps = (step.input_s, step.compute_s, step.comm_s)
         assert min(laps) > 0
         assert sum(laps) <= step.wall_s
-        assert step.bytes_read == step.samples * (16 * 16 * 3 + 4 * 4 + 3 * 4)
+    # A small dataset is read once, and then held.
+    for log in logs:
+        assert 60 * 16 * 16 * 3 < sum(step.bytes_read for step in log[:3]) < 100_000
+        assert {step.bytes_read for step in log[3:]} == {0}
     # What is no lap is saving, and rank 1 saves nothing.
     summary = steps.summarize([logs[1]])
     assert summary is not None
@@ -61,17 +67,64 @@ def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
     module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """SIGTERM at rank 1 stops both after one step; a single rank goes on as if nothing had been, and then is done."""
-    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=STEPS, batch_size=15)
+    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=STEPS, batch_size=BATCH)
     until(lambda: len(job.log(1)) > 2 or job.processes[1].poll() is not None)
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.wait() == [128 + signal.SIGTERM] * 2, job.text()
     done = len(job.log(0))
     assert len(job.log(1)) == done < STEPS
     assert checkpoint.newest(tmp_path / "checkpoints") == f"step_{done}.npz"
-    resumed = start(tmp_path / "1", module, small, steps=STEPS, batch_size=15).ok()
+    resumed = start(tmp_path / "1", module, small, steps=STEPS, batch_size=BATCH).ok()
     assert [step.step for step in resumed.log()] == list(range(done, STEPS))
     np.testing.assert_allclose(job.losses() + resumed.losses(), alone, atol=CLOSE, rtol=0)
-    assert start(tmp_path / "2", module, small, steps=STEPS, batch_size=15).ok().log() == []
+    assert start(tmp_path / "2", module, small, steps=STEPS, batch_size=BATCH).ok().log() == []
+
+
+def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
+    module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
+) -> None:
+    """Killed with -9 and started again, twice, one rank's losses are to the bit those of a run that was not."""
+    found: list[float] = []
+    for attempt in range(3):
+        job = start(tmp_path / str(attempt), module, small, steps=60, batch_size=BATCH, checkpoint_every=7)
+        done = len(found)
+        assert done * BATCH % 60 or not done
+        if attempt < 2:
+            until(lambda job=job: len(job.log()) > 16 or job.processes[0].poll() is not None)  # type: ignore[misc]
+            job.kill()
+            assert job.wait() == [-signal.SIGKILL], job.text()
+            kept = checkpoint.steps(checkpoint.newest(tmp_path / "checkpoints"))
+            # What was made after the last checkpoint is made again, and is the same.
+            assert found + job.losses() == alone[: done + len(job.losses())]
+            found += job.losses()[: kept - done]
+        else:
+            found += job.ok().losses()
+    assert found == alone[:60]
+
+
+def test_a_checkpoint_of_another_order_is_refused(
+    module: str, start: Callable[..., Any], small: Path, tmp_path: Path
+) -> None:
+    """With another seed the samples to come are others: it is said, and no step is made."""
+    start(tmp_path / "0", module, small, steps=3, batch_size=6).ok()
+    job = start(tmp_path / "1", module, small, steps=9, batch_size=6, seed=1)
+    assert job.wait() == [1]
+    assert "the state's seed is '0', this loader's '1'" in job.text()
+    assert job.log() == []
+
+
+def test_ranks_that_would_draw_other_samples_are_refused(
+    module: str, start: Callable[..., Any], small: Path, tmp_path: Path
+) -> None:
+    """One version at two places, an episode of it in quarantine at one of them: said before any step is made."""
+    copy = tmp_path / "data" / small.parent.name / small.name
+    shutil.copytree(small, copy)
+    catalog.set_quarantine(copy, catalog.Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    job = start(tmp_path / "0", module, [small, copy], ["aa"] * 2, steps=5, batch_size=6)
+    until(lambda: job.processes[1].poll() is not None)
+    job.kill()  # rank 0 waits for the other's answer
+    assert "ConfigError: dataset: this rank's samples is" in job.text(1)
+    assert job.log(0) == job.log(1) == []
 
 
 def test_ranks_of_two_jobs_refuse_each_other(

@@ -9,23 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import msgspec
 import numpy as np
 
 from pitools.core.errors import DataError, PitError
-from pitools.dataset.sources.recording import MAX_ROW_BYTES, Column, natural
+from pitools.dataset.sources import pictures
+from pitools.dataset.sources.recording import Column, Hdf5, check_row, natural
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """The file, open for reading. Whatever HDF5 says in this block is raised as DataError: only read in it."""
+    # Many shared file systems have no locks; where they have, a writer that is still at work is refused.
+    with reading(path), h5py.File(path, "r", locking="best-effort") as file:
+        yield file
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever HDF5 says in this block is raised as DataError: only read in it."""
     try:
-        # Many shared file systems have no locks; where they have, a writer that is still at work is refused.
-        with h5py.File(path, "r", locking="best-effort") as file:
-            yield file
+        yield
     except PitError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        text = " ".join(str(error.args[0] if error.args else error).split())
+        text = " ".join(str(error.args[-1] if error.args else error).split())  # the first may be an error's number
         raise DataError(
             f"cannot be read as HDF5: {text}", where=str(path), hint="copy it again from where it was recorded"
         ) from error
@@ -40,10 +48,10 @@ def walk(group: h5py.Group, visited: set[int] | None = None) -> Iterator[tuple[s
         raise DataError(f"{group.name} is linked twice", where=group.file.filename, hint="remove the second link")
     visited.add(address)
     for key in sorted(group, key=natural):
-        # An external link would make us read a file that nobody named.
-        if isinstance(group.get(key, getlink=True), h5py.ExternalLink):
-            raise DataError(f"{group.name}/{key} is a link to another file", where=group.file.filename)
-        node = group[key]
+        # An external link would make us read a file that nobody named; so may a soft link to where one leads.
+        if isinstance(group.get(key, getlink=True), h5py.ExternalLink) or not _same_file(node := group[key], group):
+            what, hint = f"{group.name}/{key} is a link to another file", "write it into one file with h5repack"
+            raise DataError(what, where=group.file.filename, hint=hint)
         if isinstance(node, h5py.Group):
             for name, dataset in walk(node, visited):
                 yield f"{key}/{name}", dataset
@@ -55,31 +63,75 @@ def child(group: h5py.Group, key: str, kind: type) -> Any:
     """The member of a group when it is of this kind and lies in the file, else None."""
     link = group.get(key, getlink=True)
     node = None if link is None or isinstance(link, h5py.ExternalLink) else group.get(key)
-    return node if isinstance(node, kind) else None
+    return node if isinstance(node, kind) and _same_file(node, group) else None
 
 
-def column(dataset: h5py.Dataset, steps: int) -> Column:
+def _same_file(node: Any, group: h5py.Group) -> bool:
+    return bool(h5py.h5o.get_info(node.id).fileno == h5py.h5o.get_info(group.id).fileno)
+
+
+def place(path: Path) -> Hdf5:
+    """Where datasets of this file are, but for their names. Raises OSError."""
+    return Hdf5(path=path, name="", bytes=path.stat().st_size)
+
+
+def steps(dataset: h5py.Dataset) -> int:
+    """Length of a dataset's first axis."""
+    return int(dataset.shape[0]) if dataset.shape else 0
+
+
+def column(dataset: h5py.Dataset, length: int, file: Hdf5) -> Column:
     """What a dataset of one row a step holds. Raises DataError when it is not such an array of numbers."""
-    where = f"{dataset.file.filename}: {dataset.name}"
-    if dataset.external or dataset.is_virtual:
-        raise DataError("its data lie in another file", where=where, hint="write it into one file with h5repack")
+    where = _inside(dataset)
     if dataset.dtype.kind not in "biufc" or dataset.dtype.itemsize > 16 or dataset.dtype == np.longdouble:
         raise DataError(f"dtype {dataset.dtype} is not one of numbers", where=where, hint="leave it out with --skip")
     if not dataset.shape:
         raise DataError(
-            f"it is one value where an array of {steps} steps was expected",
+            f"it is one value where an array of {length} steps was expected",
             where=where,
             hint="leave it out with --skip",
         )
     row = tuple(int(size) for size in dataset.shape[1:])
-    row_bytes = math.prod(row) * dataset.dtype.itemsize
-    if not 0 < row_bytes <= MAX_ROW_BYTES:
-        raise DataError(
-            f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored",
-            where=where,
-            hint="leave it out with --skip",
-        )
-    return Column(dataset=dataset.name, steps=int(dataset.shape[0]), row=row, dtype=dataset.dtype.name)
+    check_row(row, dataset.dtype.name, where)
+    _check_written(dataset, where)
+    found = msgspec.structs.replace(file, name=dataset.name)
+    return Column(dataset=dataset.name, steps=int(dataset.shape[0]), row=row, dtype=dataset.dtype.name, place=found)
+
+
+def holds_pictures(dataset: h5py.Dataset) -> bool:
+    """Whether each step may be a picture file: bytes padded to one length, or of a length of their own."""
+    if dataset.ndim == 1:
+        return bool(h5py.check_vlen_dtype(dataset.dtype) == np.uint8 or dataset.dtype.kind == "S")
+    return bool(dataset.ndim == 2 and dataset.dtype == np.uint8)
+
+
+def picture_column(dataset: h5py.Dataset, file: Hdf5) -> Column:
+    """What a dataset of one picture file a step holds, as its first step shows. Raises DataError."""
+    where = _inside(dataset)
+    row: tuple[int, ...] = (0, 0, 3)
+    dtype = "uint8"
+    _check_written(dataset, where)
+    if len(dataset):  # a column without steps is refused for that
+        row, dtype = pictures.describe(bytes(dataset[0]), f"{where}: row 0")
+        check_row(row, dtype, where)
+    found = msgspec.structs.replace(file, name=dataset.name, pictures=True)
+    return Column(dataset=dataset.name, steps=len(dataset), row=row, dtype=dtype, place=found)
+
+
+def _inside(dataset: h5py.Dataset) -> str:
+    """The name of a dataset in messages. Raises DataError when its data are not in the file."""
+    where = f"{dataset.file.filename}: {dataset.name}"
+    if dataset.external or dataset.is_virtual:
+        raise DataError("its data lie in another file", where=where, hint="write it into one file with h5repack")
+    return where
+
+
+def _check_written(dataset: h5py.Dataset, where: str) -> None:
+    """Raises DataError for values that nobody wrote: HDF5 would give zeros. It stores zeros too where they are written,
+    so that these are what a recorder that died had not got to."""
+    if dataset.size and dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
+        what = "not all of it was ever written"
+        raise DataError(what, where=where, hint="remove the episode, or leave the array out with --skip")
 
 
 def attributes(node: h5py.Group) -> dict[str, Any]:

@@ -3,32 +3,99 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, PitError
 
 MAX_ROW_BYTES = 256 << 20
+APART = "ingest them apart, or leave the array out with --skip"
 RESERVED = "episode_"
+SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr keeps names with a leading `__` to itself, and `*.json` would meet its files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One array of one episode: the HDF5 dataset that holds it, and what a step of it is.
+class Hdf5(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """A dataset of an HDF5 file, one row a step. bytes: size of the file when it was scanned.
 
-    row: shape of one step, (H, W, 3) for an image. dtype: NumPy name. jpeg: each row is one JPEG, padded with zeros.
+    pictures: each row is one JPEG or PNG file, padded with zeros, or of a length of its own.
+    """
+
+    path: Path
+    name: str
+    bytes: int
+    pictures: bool = False
+
+
+class Parquet(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """A column of a Parquet file, from its row `first` on. pictures: each is the bytes of a JPEG or PNG file."""
+
+    path: Path
+    key: str
+    first: int
+    pictures: bool = False
+
+
+class Video(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """Frames of a video: step i is shown `start_s` + i / `fps` seconds into it."""
+
+    path: Path
+    start_s: float
+    fps: float
+
+
+class ZarrArray(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """An array of a Zarr store, from its row `first` on. published: the store is a version of ours."""
+
+    path: Path
+    name: str
+    first: int
+    published: bool = False
+
+
+class Resized(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Another column's images in another size. method: area, bilinear or nearest."""
+
+    of: Column
+    method: str
+
+
+class Cast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Another column's values in another dtype."""
+
+    of: Column
+
+
+class Derived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a function makes of whole columns of one episode. where: file and episode, for messages."""
+
+    function: str
+    of: tuple[Column, ...]
+    where: str
+
+
+Place = Hdf5 | Parquet | Video | ZarrArray | Resized | Cast | Derived
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One array of one episode: what a step of it is, and all that a reader needs to find it, in any process.
+
+    dataset: what the recording calls it. row: shape of one step, (H, W, 3) for an image. dtype: NumPy name.
     """
 
     dataset: str
     steps: int
     row: tuple[int, ...]
     dtype: str
-    jpeg: bool = False
+    place: Place
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +109,31 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Any] = {}
 
 
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode that is not whole, or not like the others: which, why, what to do. where: file, and place in it."""
+
+    name: str
+    path: Path
+    why: str
+    hint: str = ""
+    where: str = ""
+
+
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: its episodes in order, its split masks as episode names, and its own attributes."""
+    """One file, or folder: its episodes in order, its split masks as episode names, and its own attributes.
+
+    refused: episodes that it has and that cannot be taken. files: all that was read to tell, and will be. notes: what
+    somebody should hear of, though nothing is wrong by the letter.
+    """
 
     path: Path
     layout: str
     episodes: tuple[Episode, ...]
     splits: dict[str, tuple[str, ...]] = {}
     attributes: dict[str, Any] = {}
+    refused: tuple[Refused, ...] = ()
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def natural(text: str) -> tuple[list[str | int], str]:
@@ -81,37 +165,78 @@ def check_names(names: Sequence[str], where: str) -> None:
             )
 
 
-def check_episode(episode: Episode, lead: str, where: str) -> None:
-    """Raises DataError unless the episode has steps, and every column has one row for each. `lead` set the length."""
-    if not episode.columns:
+def describe(name: str, path: Path, steps: int, columns: Sequence[tuple[str, Column]], lead: str, where: str, *,
+             language: str = "", attributes: dict[str, Any] | None = None) -> Episode:  # fmt: skip
+    """The episode of these columns. Raises DataError unless it has steps, and every column one row for each. `lead` is
+    what set the length."""
+    check_names([array for array, _ in columns], where)
+    if not columns:
         raise DataError("no array is left", where=where, hint="give --skip fewer patterns")
-    if episode.steps == 0:
+    if steps == 0:
         raise DataError(f"the episode has no steps: {lead} is empty", where=where, hint="remove the episode")
-    for column in episode.columns.values():
-        if column.steps != episode.steps:
+    for _, column in columns:
+        if column.steps != steps:
             raise DataError(
-                f"{column.dataset} has {column.steps} steps where {lead} has {episode.steps}",
+                f"{column.dataset} has {column.steps} steps where {lead} has {steps}",
                 where=where,
                 hint="repair or remove the episode, or leave the array out with --skip",
             )
+    return Episode(name=name, path=path, steps=steps, columns=dict(sorted(columns)), language=language,
+                   attributes=attributes or {})  # fmt: skip
 
 
-def check_alike(first: Episode, other: Episode) -> None:
-    """Raises DataError unless both episodes have the same arrays, each with the same step shape and dtype."""
-    where = f"{other.path}: {other.name}"
+def language(attributes: dict[str, Any]) -> str:
+    """The instruction, taken out of the attributes."""
+    for key in ("language", "language_instruction"):
+        if isinstance(attributes.get(key), str):
+            return str(attributes.pop(key))
+    return ""
+
+
+def check_row(row: tuple[int, ...], dtype: str, where: str) -> None:
+    """Raises DataError for a step of no bytes, or of more than can be stored."""
+    row_bytes = math.prod(row) * np.dtype(dtype).itemsize
+    if not 0 < row_bytes <= MAX_ROW_BYTES:
+        what = f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored"
+        raise DataError(what, where=where, hint="leave it out with --skip")
+
+
+def refusal(name: str, path: Path, error: PitError) -> Refused:
+    """An episode that could not be described, for this reason."""
+    return Refused(name=name, path=path, why=error.what, hint=error.hint, where=error.where)
+
+
+def alike(first: Episode, other: Episode) -> str:
+    """Why both cannot be in one dataset, "" when they have the same arrays with the same step shape and dtype."""
     for name in sorted(first.columns.keys() ^ other.columns.keys()):
         has, lacks = (first, other) if name in first.columns else (other, first)
-        raise DataError(
-            f"{lacks.name} has no {name}, which {has.name} has",
-            where=where,
-            hint=f"ingest them apart, or leave it out with --skip '{name}'",
-        )
+        return f"{lacks.name} has no {name}, which {has.name} has"
     for name, column in first.columns.items():
         theirs = other.columns[name]
         if (theirs.row, theirs.dtype) != (column.row, column.dtype):
-            raise DataError(
-                f"a step of {name} is {theirs.dtype} {theirs.row}, but {column.dtype} {column.row} in {first.name} "
-                f"of {first.path.name}",
-                where=where,
-                hint="ingest them apart",
-            )
+            mine = f"{column.dtype} {column.row} in {first.name} of {first.path.name}"
+            return f"a step of {name} is {theirs.dtype} {theirs.row}, but {mine}"
+    return ""
+
+
+def common(episodes: Sequence[Episode]) -> Episode:
+    """The first of those that most are like: one odd episode at the start must not refuse all the others."""
+    forms = [tuple((name, column.row, column.dtype) for name, column in sorted(episode.columns.items()))
+             for episode in episodes]  # fmt: skip
+    return episodes[forms.index(Counter(forms).most_common(1)[0][0])]
+
+
+def sort_out(episodes: Sequence[Episode]) -> tuple[tuple[Episode, ...], tuple[Refused, ...]]:
+    """Those that are alike, and those that are not like most."""
+    if not episodes:
+        return (), ()
+    first = common(episodes)
+    kept: list[Episode] = []
+    refused: list[Refused] = []
+    for episode in episodes:
+        if why := alike(first, episode):
+            where = f"{episode.path}: {episode.name}"
+            refused.append(Refused(name=episode.name, path=episode.path, why=why, hint=APART, where=where))
+        else:
+            kept.append(episode)
+    return tuple(kept), tuple(refused)

@@ -43,26 +43,32 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return np.dtype(self.dtype).itemsize
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one step."""
+        return math.prod(self.shape[1:]) * self.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the array itself."""
         return math.prod(self.shape) * self.itemsize
 
 
 def choose(shape: tuple[int, ...], dtype: str, codec: str) -> Grid:
-    """Inner chunks of a power of two steps up to 1 MiB, shards of whole chunks up to 64 MiB.
+    """Inner chunks of a power of two steps, up to 1 MiB, of images half that; shards of whole chunks up to 64 MiB.
 
     A step of two or more axes is an image. A row larger than a chunk has a chunk of its own.
     """
     steps, row = shape[0], shape[1:]
     row_bytes = math.prod(row) * np.dtype(dtype).itemsize
-    limit = IMAGE_STEPS if len(row) >= 2 else LOW_DIM_STEPS
-    chunk = min(limit, 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1))
+    # Of the chunks at a window's ends a part is read in vain, and images have many bytes in a part.
+    limit, limit_bytes = (IMAGE_STEPS, CHUNK_BYTES // 2) if len(row) >= 2 else (LOW_DIM_STEPS, CHUNK_BYTES)
+    chunk = min(limit, 1 << (max(1, limit_bytes // row_bytes).bit_length() - 1))
     whole = math.ceil(max(steps, 1) / chunk) * chunk
     shard = min(whole, max(chunk, SHARD_BYTES // row_bytes // chunk * chunk))
     return Grid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
 
 
-def array_metadata(grid: Grid) -> bytes:
+def array_metadata(grid: Grid, attributes: dict[str, Any] | None = None) -> bytes:
     """The `zarr.json` of an array."""
     row = grid.shape[1:]
     zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(grid.dtype).kind, 0)
@@ -81,7 +87,7 @@ def array_metadata(grid: Grid) -> bytes:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": zero,
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "attributes": {},
+        "attributes": attributes or {},
     })  # fmt: skip
 
 

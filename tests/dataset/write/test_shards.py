@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
@@ -16,7 +17,6 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from pitools.dataset.ingest import ingest
 from pitools.dataset.write import grid, shards
 from pitools.store import digest
-from pitools.store.manifest import FileEntry
 
 
 def written_by_zarr(folder: Path, known: grid.Grid) -> zarr.Array:
@@ -31,6 +31,26 @@ def written_by_zarr(folder: Path, known: grid.Grid) -> zarr.Array:
         shards=(known.shard, *known.shape[1:]), compressors=[*compressors[known.codec], Crc32cCodec()],
         fill_value=0, config={"write_empty_chunks": True},
     )  # fmt: skip
+
+
+def test_large_raw_chunks_are_aligned(tmp_path) -> None:
+    """Each begins at a multiple of 64 bytes, after zeros, whatever the buffer held, and zarr-python reads them."""
+    values = np.random.default_rng(0).integers(0, 255, (50, 96, 96, 3), np.uint8)
+    known = grid.choose(values.shape, "uint8", "raw")
+    buffer = shards.Buffer()
+    buffer.view(16 << 20)[:] = b"x" * (16 << 20)
+    data = shards.encode([values], known, buffer)
+    count = known.shard // known.chunk
+    table = np.frombuffer(data[-16 * count - 4 : -4], "<u8").reshape(count, 2)
+    assert (table[:, 0] % 64 == 0).all()
+    ends = table[:-1].sum(axis=1)
+    for end, start in zip(ends.tolist(), table[1:, 0].tolist(), strict=True):
+        assert data[end:start].tobytes() == bytes(60)
+    path = tmp_path / "a" / grid.shard_path("", 0, 4).lstrip("/")
+    path.parent.mkdir(parents=True)
+    shards.write(path, data, direct=True)
+    (tmp_path / "a/zarr.json").write_bytes(grid.array_metadata(known))
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
 
 
 @pytest.mark.parametrize("codec", grid.CODECS)
@@ -48,25 +68,56 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
     expected = json.loads((tmp_path / "x/a/zarr.json").read_text())
     assert expected.pop("storage_transformers") == []
     assert json.loads(grid.array_metadata(known)) == expected
+    buffer = shards.Buffer()
     for index in range(known.shards):
         block = values[index * known.shard : (index + 1) * known.shard]
-        entry = shards.write(tmp_path / "y", "a", known, index, block)
-        path = grid.shard_path("a", index, values.ndim)
-        assert (tmp_path / "y" / path).read_bytes() == (tmp_path / "x" / path).read_bytes()
-        size, text = digest.of_file(tmp_path / "y" / path)
-        assert entry == FileEntry(path=path, bytes=size, digest=text)
+        path = tmp_path / "y" / grid.shard_path("a", index, values.ndim)
+        path.parent.mkdir(parents=True)
+        data = shards.encode([block[: known.chunk], block[known.chunk :]], known, buffer)
+        text = shards.write(path, data, direct=True)
+        assert path.read_bytes() == (tmp_path / "x" / path.relative_to(tmp_path / "y")).read_bytes()
+        assert digest.of_file(path) == (len(data), text)
     (tmp_path / "y/a/zarr.json").write_bytes(grid.array_metadata(known))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "y" / "a", mode="r")[:], values)
 
 
-def test_large_chunks_are_deterministic(tmp_path, monkeypatch) -> None:
-    """Blosc splits a large chunk in blocks; written again by several workers, the bytes are the same."""
+@pytest.mark.parametrize("codec", grid.CODECS)
+def test_little_endian_anywhere(codec) -> None:
+    """Values of the other byte order, as a big-endian machine has them, give the same bytes."""
+    values = np.random.default_rng(0).normal(size=(1000, 7)).astype("<f4")
+    known = grid.choose(values.shape, "float32", codec)
+    one, two = (bytes(shards.encode([block], known, shards.Buffer())) for block in (values, values.astype(">f4")))
+    assert one == two
+
+
+def test_large_chunks_are_deterministic(monkeypatch) -> None:
+    """Blosc splits a large chunk in blocks; encoded again, alone and beside others, the bytes are the same."""
     monkeypatch.setattr(numcodecs.blosc, "use_threads", None)  # as numcodecs has it where zarr is not imported
     block = np.random.default_rng(0).integers(0, 4, (8, 360, 360, 3), np.uint8)
     known = grid.Grid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
+
+    def one(_: int) -> bytes:
+        return bytes(shards.encode([block], known, shards.Buffer()))
+
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(shards.write, tmp_path / str(i), "a", known, 0, block) for i in range(6)]
-        assert len({job.result().digest for job in jobs}) == 1
+        assert len({*pool.map(one, range(6)), one(0)}) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 4095])
+@pytest.mark.parametrize("where", ["tmp_path", "memory"])
+def test_direct_writes(tmp_path, size, where) -> None:
+    """Past the page cache or through it, on a disk or in memory, a file has its bytes, no more, and their digest."""
+    path = tmp_path / "a" if where == "tmp_path" else Path("/dev/shm") / f"pit-test-{os.getpid()}"
+    buffer = shards.Buffer()
+    view = buffer.view(size + 100)[:size]
+    view[:] = np.random.default_rng(0).bytes(size)
+    try:
+        assert shards.write(path, view, direct=True) == digest.of_file(path)[1]
+        assert path.read_bytes() == view
+        with pytest.raises(FileExistsError):
+            shards.write(path, view)
+    finally:
+        path.unlink()
 
 
 @given(
@@ -88,7 +139,7 @@ def test_grid(steps, row, dtype) -> None:
 
 def test_grid_of_usual_cameras() -> None:
     """Frames of 64, 96 and 224 pixels and of VGA lie in chunks of a quarter to one MiB."""
-    sizes = {(64, 64, 3): 32, (96, 96, 3): 32, (224, 224, 3): 4, (480, 640, 3): 1}
+    sizes = {(64, 64, 3): 32, (96, 96, 3): 16, (224, 224, 3): 2, (480, 640, 3): 1}
     assert {row: grid.choose((10**6, *row), "uint8", "lz4").chunk for row in sizes} == sizes
     assert all(1 << 18 <= chunk * np.prod(row) <= 1 << 20 for row, chunk in sizes.items())
 

@@ -1,0 +1,48 @@
+"""`pit dataset bench`: which of disk, decoding or transform bounds a loader."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands.options import format_option
+from pitools.core.errors import ToolMissing
+from pitools.core.output import Output
+
+COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s", "bound")
+
+
+@click.command()
+@click.argument("dataset", metavar="DATASET")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples of a batch.")
+@click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a sample.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads that read.")
+@click.option("--arrays", metavar="NAME,...", default="", help="Arrays to load, such as 'action,obs/eye'; else all.")
+@click.option("--transform", metavar="MODULE:FUNCTION", default="", help="What training does to a batch, on the CPU.")
+@click.option("--limit", "limit_s", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True,
+              metavar="SECONDS", help="How long each stage is measured, at most.")  # fmt: skip
+@format_option
+def bench(
+    dataset: str, batch_size: int, length: int, threads: int, arrays: str, transform: str, limit_s: float, form: str
+) -> None:  # fmt: skip
+    """Say what bounds a loader of DATASET: the disk, decoding, or a transform.
+
+    DATASET's files are dropped from the page cache first, so that the disk is measured, and not the memory; whoever
+    else reads them is slower for a while.
+    """
+    try:
+        from pitools.loader.bench import bench as run
+    except ImportError as error:
+        raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
+    from pitools.dataset.resolve import resolve
+    from pitools.dataset.sources.functions import find
+
+    names = [name.strip() for name in arrays.split(",") if name.strip()]
+    function = find(transform) if transform else None
+    stages = run(
+        resolve(dataset), batch_size=batch_size, length=length, threads=threads, names=names, transform=function,
+        limit_s=limit_s,
+    )  # fmt: skip
+    with Output(form, COLUMNS) as out:
+        for stage in stages:
+            out(stage)
+    click.echo(stages[-1].advice, err=True)

@@ -1,0 +1,47 @@
+"""`pit dataset plan-packing`: how full rows of a length would be, and what would not come."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from pitools.commands.options import format_option
+from pitools.core.output import Output
+
+COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_steps", "split", "dropped")
+
+
+@click.command(name="plan-packing")
+@click.argument("dataset", metavar="DATASET")
+@click.option("--length", "lengths", type=click.IntRange(min=1), multiple=True, required=True, metavar="STEPS",
+              help="Steps of a row; repeat it to compare several.")  # fmt: skip
+@click.option("--long", type=click.Choice(("split", "drop", "refuse")), default="split", show_default=True,
+              help="What becomes of an episode that is longer than a row.")  # fmt: skip
+@click.option("--window", type=click.IntRange(min=1), default=1, show_default=True, metavar="STEPS",
+              help="Episodes are cut at multiples of this.")  # fmt: skip
+@click.option("--split", "splits", multiple=True, metavar="NAME", help="Only episodes of this split; repeatable.")
+@click.option("--task", "tasks", multiple=True, metavar="GLOB",
+              help="Only episodes of this instruction, or `re:REGEX`; repeatable.")  # fmt: skip
+@format_option
+def plan_packing(
+    dataset: str, lengths: tuple[int, ...], long: Literal["refuse", "split", "drop"], window: int,
+    splits: tuple[str, ...], tasks: tuple[str, ...], form: str,
+) -> None:  # fmt: skip
+    """How episodes would be packed into rows of --length steps: rows, fill, padding, and what is split or dropped.
+
+    DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. Episodes in quarantine are left out.
+
+    \b
+      pit dataset plan-packing /data/pick --length 512 --length 1024 --split train
+    """
+    from pitools.dataset.resolve import resolve
+    from pitools.loader.sampling.packing import report
+    from pitools.loader.sampling.select import Filters, select
+    from pitools.store.arrays import Arrays
+
+    arrays = Arrays(resolve(dataset))
+    episodes = select(arrays, Filters(splits=splits, tasks=tasks))
+    with Output(form, COLUMNS) as out:
+        for length in lengths:
+            out(report(arrays, episodes, length, window=window, long=long))

@@ -1,0 +1,115 @@
+"""One dataset as the index has it, read from its folders. Of what was known, only what changed is read again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pitools.core.errors import ClusterError, PitError
+from pitools.core.files import os_error
+from pitools.core.progress import bar
+from pitools.dataset.catalog import retired, tags
+from pitools.dataset.catalog.index import Home, Row
+from pitools.dataset.catalog.versions import source_bytes
+from pitools.store import catalog
+from pitools.store import manifest as manifests
+
+# Two changes within one tick of the file system's clock look like one: so young a folder is read again.
+_TICK_NS = 2_000_000_000
+_MANY = 500
+
+
+def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> Home:
+    """What is there of a dataset. before: what was known of it. errors: what is damaged is added here."""
+    stamps = _stamps(root, name)
+    try:
+        folders = sorted(folder for folder in os.listdir(root / name) if not folder.startswith("."))
+    except OSError as error:
+        errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
+        return Home(stamps, (), damaged=(name,))
+    known = {row.folder: row for row in before.rows} if before else {}
+    fields, tasks = _Lines(before.fields if before else ()), _Lines(before.tasks if before else ())
+    damaged: list[str] = []
+    rows = []
+    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _MANY):
+        row = known.get(folder)
+        if row is None or row.mtime_ns != mtime_ns:
+            try:
+                row = _row(root / name / folder, mtime_ns, fields, tasks)
+            except PitError as error:
+                errors.append(error)
+                damaged.append(folder)
+                continue
+        rows.append(row)
+    tagged: dict[str, str] = {}
+    gone: tuple[str, ...] = ()
+    held: dict[str, int] = {}
+    try:
+        tagged = {tag: value.version for tag, value in tags.read(root, name).items()}
+        gone = tuple(retired.read(root, name))
+        kept = catalog.names(catalog.quarantine_file(root, name, "").parent, ".json")
+        held = {path.stem: count for path in kept if (count := _held(root / name / path.stem))}
+    except (PitError, OSError) as error:
+        errors.append(error if isinstance(error, PitError) else os_error(error, catalog.catalog_dir(root, name)))
+        damaged.append(catalog.CATALOG)
+    rows.sort(key=lambda row: (row.mtime_ns, row.folder))
+    return Home(stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged))
+
+
+class _Lines:
+    """Texts by number. Most versions of a dataset have the same."""
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.numbers = {text: number for number, text in enumerate(known)}
+
+    def __call__(self, lines: list[str]) -> int:
+        return self.numbers.setdefault("\n".join(lines), len(self.numbers))
+
+
+def _stamps(root: Path, name: str) -> dict[str, int]:
+    """The folders that a dataset's part is made of; one that is missing shows in the one above when it is made."""
+    home = catalog.catalog_dir(root, name)
+    folders = [root / name]
+    if home.is_dir():
+        folders += [home, catalog.retired_file(root, name, "").parent, catalog.quarantine_file(root, name, "").parent]
+        named = catalog.tags_dir(root, name)
+        folders += [named, *catalog.names(named)]
+    young = time.time_ns() - _TICK_NS
+    stamps = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            changed_ns = folder.stat().st_ctime_ns
+            stamps[str(folder.absolute())] = changed_ns if changed_ns < young else 0
+    return stamps
+
+
+def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[tuple[str, int]]:
+    """The folders of versions and their manifests' times of last write."""
+    with bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
+        for folder in folders:
+            advance(1)
+            try:
+                mtime_ns = os.stat(f"{home}/{folder}/{manifests.FILE_NAME}").st_mtime_ns  # noqa: PTH116 (thousands)
+            except OSError:  # no version
+                continue
+            yield folder, mtime_ns
+
+
+def _held(path: Path) -> int:
+    record = catalog.quarantine(path)
+    return 0 if record is None else -1 if record.whole else len(record.episodes)
+
+
+def _row(path: Path, mtime_ns: int, fields: _Lines, tasks: _Lines) -> Row:
+    manifest, data = manifests.load(path)
+    version = manifests.version(data)
+    return Row(
+        path.name, "" if version == path.name else version, mtime_ns, manifest.episodes, manifest.steps,
+        manifest.total_bytes, len(manifest.files), source_bytes(manifest),
+        manifest.parent,
+        fields(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
+        tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Tags: names that are moved from version to version, by compare-and-swap without a lock.
+
+tags/prod/1.json  2.json  3.json     a move is link(2) of a finished file to the next number: where two try, one
+                                     meets EEXIST, on every file system that has hard links, NFS and Lustre too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import clock
+from pitools.core.errors import DataError, PitError, TryLater, UsageError
+from pitools.core.files import os_error, plain_file, sync_dir
+from pitools.core.record import Record
+from pitools.dataset.catalog import retired
+from pitools.store import catalog
+from pitools.store.manifest import FILE_NAME
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_VERSION = re.compile(r"([0-9a-f]{32})?")
+
+
+class Tag(Record, frozen=True, kw_only=True, tag="pit.dataset-tag/1"):
+    """What a tag of dataset `name` was moved to, as move number `number`; version: "" where it was removed."""
+
+    name: str
+    tag: str
+    version: str
+    number: int
+    at: str
+    by: str
+    why: str = ""
+
+
+class _Move(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    at: str
+    by: str
+    why: str = ""
+
+
+def read(root: Path, name: str) -> dict[str, Tag]:
+    """What the dataset's tags name now, by tag. Raises DataError."""
+    found = {}
+    for tag in names(root, name):
+        value = current(root, name, tag)
+        if value and value.version:
+            found[tag] = value
+    return found
+
+
+def names(root: Path, name: str) -> list[str]:
+    """The tags that there are or ever were."""
+    return [folder.name for folder in catalog.names(catalog.tags_dir(root, name))]
+
+
+def current(root: Path, name: str, tag: str) -> Tag | None:
+    """The tag's last move, which may be its removal; None where there never was such a tag. Raises DataError."""
+    number = max(_numbers(catalog.tags_dir(root, name) / tag), default=0)
+    value = _read(root, name, tag, number) if number else None
+    # The names of a folder may be remembered from a moment ago, a file that is opened is asked for.
+    while later := _read(root, name, tag, number + 1):
+        number, value = number + 1, later
+    return value
+
+
+def history(root: Path, name: str, tag: str) -> list[Tag]:
+    """Every move of the tag, oldest first. Raises DataError."""
+    numbers = sorted(_numbers(catalog.tags_dir(root, name) / tag))
+    return [value for number in numbers if (value := _read(root, name, tag, number))]
+
+
+def move(root: Path, name: str, tag: str, to: str, *, expect: str | None = None, why: str = "") -> Tag:
+    """Let the tag name version `to` ("": none), if it still names `expect` (None: what it names as this begins).
+
+    Raises TryLater when somebody else moved it, UsageError for a version that is missing or retired, and as `current`.
+    """
+    if not _TAG.fullmatch(tag):
+        hint = "use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first"
+        raise UsageError(f"a tag cannot be named {tag!r}", hint=hint)
+    before = current(root, name, tag)
+    held = before.version if before else ""
+    if before and held == to:  # also what a repeated command finds
+        return before
+    if expect is not None and expect != held:
+        raise _lost(root, name, tag, before)
+    if to:
+        _require(root, name, to)
+    number = before.number + 1 if before else 1
+    made = _link(root, name, tag, number, to, why)
+    try:
+        if to:
+            _require(root, name, to)  # `gc` and `retire` look at tags after they acted: one of the two sees the other
+    except PitError:
+        with contextlib.suppress(TryLater):
+            _link(root, name, tag, number + 1, held, f"{to} went away")
+        raise
+    return made
+
+
+def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Tag:
+    """Make the next entry of the history. Raises TryLater when there is one."""
+    folder = catalog.tags_dir(root, name) / tag
+    entry = _Move(version=to, at=clock.now(), by=catalog.author(), why=why)
+    temporary = folder / f".{number}.{os.urandom(8).hex()}"
+    try:
+        catalog.make_folder(folder)
+        with open(temporary, "xb") as file:
+            file.write(msgspec.json.encode(entry) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, folder / f"{number}.json")
+        except OSError:
+            # NFS repeats a request whose answer was lost, and then finds what the first one made.
+            if temporary.stat().st_nlink != 2:
+                raise
+        sync_dir(folder)
+    except FileExistsError as error:
+        raise _lost(root, name, tag, _read(root, name, tag, number)) from error
+    except OSError as error:
+        raise os_error(error, folder) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return Tag(name=name, tag=tag, number=number, **msgspec.structs.asdict(entry))
+
+
+def _numbers(folder: Path) -> list[int]:
+    found = (path.name.removesuffix(".json") for path in catalog.names(folder, ".json"))
+    return [int(number) for number in found if _NUMBER.fullmatch(number)]
+
+
+def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
+    path = catalog.tags_dir(root, name) / tag / f"{number}.json"
+    try:
+        with plain_file(path) as file:
+            entry = msgspec.json.decode(file.read(), type=_Move)
+        if not _VERSION.fullmatch(entry.version):  # it becomes a path
+            raise msgspec.ValidationError(f"{entry.version!r} is not a version")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = f"remove {path.name}: then the tag names what it did before"
+        raise DataError(f"not a tag's value: {error}", where=str(path), hint=hint) from error
+    return Tag(name=name, tag=tag, number=number, **msgspec.structs.asdict(entry))
+
+
+def _require(root: Path, name: str, version: str) -> None:
+    where = f"{root / name}/{version}"
+    if not _VERSION.fullmatch(version):
+        raise UsageError(f"{version!r} is not a version", where=where, hint=f"see `pit dataset list {root}`")
+    try:
+        with plain_file(root / name / version / FILE_NAME):
+            pass
+    except OSError as error:
+        hint = f"see `pit dataset list {root}`"
+        raise UsageError("there is no such version", where=where, hint=hint) from error
+    if retired.of(root, name, version, root / name / version):
+        raise UsageError("the version is retired", where=where, hint=f"pit dataset retire --undo {where}")
+
+
+def _lost(root: Path, name: str, tag: str, winner: Tag | None) -> TryLater:
+    what = f"{winner.by} moved it to {winner.version or 'nothing'} at {winner.at}" if winner else "there is no such tag"
+    return TryLater(what, where=f"{root / name}@{tag}", hint="look at it, and move it again if you still want to")

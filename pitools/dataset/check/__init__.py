@@ -1,0 +1,9 @@
+"""Whether a version can be trusted: its files, what is in them, and what they are next to the version before.
+
+`version` reads a version and yields what is wrong with it; `gate` compares two manifests, and reads nothing.
+"""
+
+from pitools.dataset.check.drift import gate
+from pitools.dataset.check.run import version
+
+__all__ = ["gate", "version"]

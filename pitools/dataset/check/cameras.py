@@ -1,0 +1,160 @@
+"""What a camera's frames are like: their light, and whether one lasts; and arrays too large to look at every item."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from pitools.dataset.check.bounds import Bounds
+from pitools.dataset.check.finding import Finding
+from pitools.dataset.check.vectors import Bad, Floats, Parts
+
+_NOT_LIGHT = re.compile(r"depth|mask|segm|label|instance")
+_LIGHT = re.compile(r"image|rgb|cam|frame|video")
+_CHANNELS = (3, 4)
+# A camera that shows so many frames an episode lives, and one of its frames is frozen that lasts for so many.
+_SLOW = 4
+# Points of a frame, along each axis, that stand for its light.
+_POINTS = 48
+# Words of a frame that are compared first: two frames of a living camera differ in most of them.
+_PROBES = 64
+
+
+def is_camera(name: str, row: tuple[int, ...], dtype: str) -> bool:
+    """Whether an array holds pictures of light: uint8 in three or four channels, or one if its name says so."""
+    if dtype != "uint8" or len(row) not in (2, 3) or _NOT_LIGHT.search(name):
+        return False
+    colours = len(row) == 3 and (row[-1] in _CHANNELS or row[0] in _CHANNELS)
+    return colours or bool(_LIGHT.search(name) and (len(row) == 2 or 1 in (row[0], row[-1])))
+
+
+class Bulk:
+    """An array whose items are too many: of each chunk the first and the last step, and an episode's, are looked at,
+    or all. bad: of those. looked: how many steps."""
+
+    def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
+        self.name, self.bad, self.looked = name, Bad(len(offsets) - 1), 0
+        self._offsets, self._chunk, self._deep = offsets, chunk, deep
+        self._lock = threading.Lock()
+
+    def look(self, start: int, rows: NDArray[Any]) -> None:
+        """Take in a run of steps, from any thread."""
+        at = self._chosen(start, len(rows))
+        finite = np.isfinite(rows[at].reshape(len(at), -1)).all(axis=1)
+        with self._lock:
+            self.looked += len(at)
+            if not finite.all():
+                self.bad.add(Parts(self._offsets, start, len(rows)), start, at[~finite])
+
+    def _chosen(self, start: int, count: int) -> NDArray[np.intp]:
+        """Rows of a run that are looked at."""
+        if self._deep:
+            return np.arange(count)
+        stop = start + count
+        low, high = np.searchsorted(self._offsets, [start, stop])
+        firsts = np.concatenate([[start], np.arange(start, stop, self._chunk), self._offsets[low:high]])
+        lasts = np.concatenate([[stop], np.arange(start + self._chunk, stop, self._chunk), self._offsets[low:high]]) - 1
+        both = np.unique(np.concatenate([firsts, lasts])) - start
+        return both[(both >= 0) & (both < count)].astype(np.intp)
+
+
+class Camera(Bulk):
+    """One camera's frames, (steps, H, W[, C]) uint8. repeats: (steps,), whether a frame is the one before, byte by
+    byte; all are compared. firsts: (episodes,), a digest of each one's first frame. light: of those looked at, (n, 3):
+    step, mean, and deviation of the channel that has most, in grey levels."""
+
+    def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
+        super().__init__(name, offsets, chunk, deep=deep)
+        self.repeats = np.zeros(int(offsets[-1]), np.bool_)
+        self.firsts = np.zeros(len(offsets) - 1, np.uint64)
+        self._light: list[Floats] = []
+        self._edges: list[tuple[int, int, int, int]] = []
+
+    @property
+    def light(self) -> Floats:
+        """As said above, in the order of steps."""
+        light = np.concatenate(self._light) if self._light else np.zeros((0, 3))
+        return light[np.argsort(light[:, 0], kind="stable")]
+
+    def look(self, start: int, rows: NDArray[Any]) -> None:
+        """Take in a run of frames, from any thread."""
+        at = self._chosen(start, len(rows))
+        light = np.column_stack([start + at, *_light(_thinned(rows)[at])])
+        for i in np.flatnonzero(light[:, 2] == 0).tolist():  # something small may be between the points
+            light[i, 1:] = np.concatenate(_light(rows[at[i]][None]))
+        flat = rows.reshape(len(rows), -1)
+        repeats = _repeats(flat)
+        ends = xxhash.xxh3_64_intdigest(flat[0]), xxhash.xxh3_64_intdigest(flat[-1])
+        low, high = np.searchsorted(self._offsets[:-1], [start, start + len(rows)])
+        firsts = [xxhash.xxh3_64_intdigest(flat[first - start]) for first in self._offsets[low:high]]
+        with self._lock:
+            self.looked += len(at)
+            self._light.append(light)
+            self.firsts[low:high] = firsts
+            self.repeats[start + 1 : start + len(rows)] = repeats
+            self._edges.append((start, start + len(rows), *ends))
+
+    def frozen(self, at_least: int) -> Iterator[tuple[int, int, int]]:
+        """Runs of one and the same frame, of so many steps or more, and longer than a slow camera's frames last:
+        episode, first step, stop."""
+        for (_, stop, _, last), (start, _, first, _) in pairwise(sorted(self._edges)):
+            self.repeats[start] |= start == stop and first == last
+        repeats = self.repeats.copy()
+        begins = self._offsets[:-1]
+        repeats[begins[begins < len(repeats)]] = False  # the last frame of one episode is no part of the next
+        lasts = np.diff(np.flatnonzero(~repeats), append=len(repeats))
+        if len(lasts) >= _SLOW * len(begins):
+            at_least = max(at_least, int(_SLOW * np.median(lasts)))
+        edges = np.flatnonzero(np.diff(repeats, prepend=False, append=False))
+        for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if high - low + 1 >= at_least:
+                yield int(np.searchsorted(self._offsets, low, "right")) - 1, low - 1, high
+
+
+def blank(camera: Camera, offsets: NDArray[np.int64], bounds: Bounds) -> Iterator[Finding]:
+    """Episodes with frames that show nothing: black, or of one colour."""
+    light = camera.light
+    dark = (light[:, 1] < bounds.blank_mean) & (light[:, 2] < bounds.blank_deviation)
+    wrong = light[dark | (light[:, 2] == 0)]
+    episodes = np.searchsorted(offsets, wrong[:, 0], "right") - 1
+    for episode in np.unique(episodes).tolist():
+        mine = wrong[episodes == episode]
+        step, mean, deviation = mine[0]
+        yield Finding(
+            level="fault", check="blank", array=camera.name, episode=episode, step=int(step - offsets[episode]),
+            what=f"{len(mine)} of the frames looked at show nothing", got=f"mean {mean:.1f}, deviation {deviation:.1f}",
+            expected=f"a mean of {bounds.blank_mean:g} or more, or a deviation of {bounds.blank_deviation:g} or more",
+        )  # fmt: skip
+
+
+def _light(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+    """(n,) and (n,): mean, and deviation of the channel that has most, of (n, H, W[, C]) or (n, C, H, W)."""
+    if frames.ndim == 4 and frames.shape[3] in (1, *_CHANNELS):
+        frames = np.moveaxis(frames, 3, 1)
+    # Each channel in one piece: reducing along a last axis of three takes several times as long.
+    channels = frames.astype(np.float32, order="C").reshape(len(frames), -1, frames.shape[-2] * frames.shape[-1])
+    mean, spread = channels.mean(axis=2), channels.std(axis=2)
+    return mean.mean(axis=1), spread.max(axis=1)
+
+
+def _thinned(frames: NDArray[Any]) -> NDArray[Any]:
+    """A view of evenly spaced points of each frame."""
+    steps = (max(1, size // _POINTS) for size in frames.shape[1:])
+    return frames[(slice(None), *(slice(None, None, step) for step in steps))]
+
+
+def _repeats(flat: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(n - 1,): whether row i + 1 is row i."""
+    words = flat.view(np.uint64) if flat.shape[1] % 8 == 0 else flat
+    probes = words[:, :: max(1, words.shape[1] // _PROBES)]
+    same: NDArray[np.bool_] = (probes[1:] == probes[:-1]).all(axis=1)
+    for i in np.flatnonzero(same).tolist():
+        same[i] = np.array_equal(words[i], words[i + 1])
+    return same

@@ -1,0 +1,215 @@
+"""Whether a version's values are still like its parent's: by what the two manifests say, so it costs nothing.
+
+parent ──append──▶ new        what was added is judged, not the mixture, in which a bad day of data would drown
+parent ──any other──▶ new     the whole is judged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pitools.dataset.check.bounds import Bounds
+from pitools.dataset.check.cameras import is_camera
+from pitools.dataset.check.finding import Finding, Level
+from pitools.dataset.check.values import is_action
+from pitools.store import manifest as manifests
+from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statistics
+
+# A few episodes differ from many by nature: bounds are wider by this, over the root of the number of new episodes.
+_FEW = 2.0
+# Of so few new episodes, a column that rests says nothing.
+_MANY = 5
+# Of a square that is a difference, over what it is a difference of.
+_NOISE = 1e-12
+Floats = NDArray[np.float64]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared with the parent: all of the new version, or what was added."""
+
+    episodes: int
+    steps: int
+    statistics: dict[str, Statistics]
+    tasks: dict[str, int]
+    appended: bool
+
+    @property
+    def leeway(self) -> float:
+        """How much wider bounds are for so few episodes."""
+        return 1 + _FEW / sqrt(max(self.episodes, 1))
+
+
+def gate(new: Manifest, parent: Manifest, bounds: Bounds | None = None) -> list[Finding]:
+    """How the new version drifts from its parent, by manifests alone; nothing is read.
+
+    Only a `fault` is a reason not to publish. Where a manifest has no statistics there is nothing to say of values.
+    """
+    bounds = bounds or Bounds()
+    part = compared(new, parent)
+    found = [*_schema(new, parent), *_lengths(part, parent, bounds), *_tasks(part, parent, bounds)]
+    told = parent.statistics or {}
+    for name in sorted(part.statistics.keys() & told.keys() & new.arrays.keys() & parent.arrays.keys()):
+        if _row(new.arrays[name]) == _row(parent.arrays[name]):
+            found += _values(name, new.arrays[name], part, told[name], bounds)
+    return list(bounds.judged(found))
+
+
+def compared(new: Manifest, parent: Manifest) -> Part:
+    """What is new of a version: the steps it appends where it only appends, else all of it."""
+    statistics, tasks = new.statistics or {}, new.tasks or {}
+    version = manifests.version(manifests.encode(parent))
+    appended = (
+        new.parent == version and new.episodes > parent.episodes and new.source[: len(parent.source)] == parent.source
+    )
+    if not appended:
+        return Part(episodes=new.episodes, steps=new.steps, statistics=statistics, tasks=tasks, appended=False)
+    told, before = parent.statistics or {}, parent.tasks or {}
+    return Part(
+        episodes=new.episodes - parent.episodes,
+        steps=new.steps - parent.steps,
+        statistics={
+            name: _added(known, told[name]) if name in told and known.rows > told[name].rows else known
+            for name, known in statistics.items()
+        },
+        tasks={task: count - before.get(task, 0) for task, count in tasks.items() if count > before.get(task, 0)},
+        appended=True,
+    )
+
+
+def _added(whole: Statistics, before: Statistics) -> Statistics:
+    """Statistics of the rows that a whole has more than before; minimum and maximum stay the whole's, and a deviation
+    that cannot be told is NaN."""
+    if len(whole.mean) != len(before.mean):
+        return whole
+    rows = whole.rows - before.rows
+    mean, mean_0, deviation, deviation_0 = (
+        np.asarray(values) for values in (whole.mean, before.mean, whole.deviation, before.deviation)
+    )
+    added = (mean * whole.rows - mean_0 * before.rows) / rows
+    square = ((deviation**2 + mean**2) * whole.rows - (deviation_0**2 + mean_0**2) * before.rows) / rows - added**2
+    # What is left of a difference of large numbers is noise: it says that nothing changes only where it is far less
+    # than what there was before, else nothing.
+    noise = _NOISE * (deviation**2 + mean**2) * whole.rows / rows
+    square[square < noise] = 0
+    square[(square < noise) & (noise > 1e-4 * deviation_0**2) & (deviation_0 > 0)] = np.nan
+    return msgspec.structs.replace(whole, rows=rows, bad=max(0, whole.bad - before.bad), mean=tuple(added.tolist()),
+                                   deviation=tuple(np.sqrt(square).tolist()))  # fmt: skip
+
+
+def _row(schema: ArraySchema) -> tuple[tuple[int, ...], str]:
+    return schema.shape[1:], schema.dtype
+
+
+def _schema(new: Manifest, parent: Manifest) -> Iterator[Finding]:
+    for name in sorted(new.arrays.keys() | parent.arrays.keys()):
+        if name.rpartition("/")[2].startswith(EPISODE_PREFIX):
+            continue
+        if name not in new.arrays:
+            yield _drift("schema", name, "the parent has this array", "no such array", "the array", level="warning")
+        elif name not in parent.arrays:
+            yield _drift("schema", name, "the parent has no such array", "an array", "none", level="warning")
+        elif _row(new.arrays[name]) != _row(parent.arrays[name]):
+            got, expected = (f"{dtype} {shape}" for shape, dtype in map(_row, (new.arrays[name], parent.arrays[name])))
+            yield _drift("schema", name, "a step has another form than in the parent", got, expected)
+
+
+def _lengths(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
+    if not (part.episodes and part.steps and parent.episodes and parent.steps):
+        return
+    mean, before = part.steps / part.episodes, parent.steps / parent.episodes
+    limit = 1 + (bounds.length_ratio - 1) * part.leeway
+    if not before / limit <= mean <= before * limit:
+        yield _drift("length", "", f"{_whose(part)} episodes have another length", f"{mean:.1f} steps on average",
+                     f"{before:.1f} in the parent, or {limit:.3g} times it")  # fmt: skip
+
+
+def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
+    before = parent.tasks or {}
+    all_new, all_before = sum(part.tasks.values()), sum(before.values())
+    if not (all_new and all_before):
+        return
+    moved = {
+        task: part.tasks.get(task, 0) / all_new - before.get(task, 0) / all_before
+        for task in part.tasks.keys() | before.keys()
+    }
+    shift = sum(map(abs, moved.values())) / 2
+    if shift > bounds.task_shift * part.leeway:
+        most = max(moved, key=lambda task: (abs(moved[task]), task))
+        yield _drift("task", "", f"{_whose(part)} episodes have other tasks", f"{shift:.0%} would have to change, most "
+                     f"of them {most!r} ({moved[most]:+.0%})", f"at most {bounds.task_shift * part.leeway:.0%}",
+                     level="warning")  # fmt: skip
+
+
+def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds: Bounds) -> Iterator[Finding]:
+    now = part.statistics[name]
+    if now.bad / max(now.rows, 1) > 2 * told.bad / max(told.rows, 1):
+        yield _drift("nan", name, "more of its numbers are none", f"{now.bad} in {now.rows} rows",
+                     f"{told.bad} in {told.rows} rows")  # fmt: skip
+    mean, mean_0, deviation, deviation_0, low, low_0, high, high_0 = (
+        np.asarray(values) for pair in zip(_numbers(now), _numbers(told), strict=True) for values in pair
+    )
+    if len(mean) != len(mean_0) or not len(mean):
+        return
+    if name.rpartition("/")[2] in bounds.times:  # time goes on
+        return
+    moves, moved = ~(deviation == 0), deviation_0 > 0
+    if part.episodes >= _MANY and (moved & ~moves).any():
+        yield _drift("constant", name, f"{_columns(moved & ~moves)} no longer changes", "a deviation of 0",
+                     f"about {deviation_0[moved & ~moves][0]:.4g}")  # fmt: skip
+    if (~moved & moves).any():
+        yield _drift("constant", name, f"{_columns(~moved & moves)} changes, and never did in the parent",
+                     f"a deviation of {deviation[~moved & moves][0]:.4g}", "0", level="warning")  # fmt: skip
+    if is_camera(name, schema.shape[1:], schema.dtype):
+        shift = float(mean.mean() - mean_0.mean())
+        if abs(shift) > bounds.brightness * part.leeway:
+            yield _drift("brightness", name, f"{_whose(part)} frames are {'brighter' if shift > 0 else 'darker'}",
+                         f"grey level {mean.mean():.0f}", f"{mean_0.mean():.0f} in the parent")  # fmt: skip
+        return
+    both = moved & (deviation > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift_s, ratio = np.abs(mean - mean_0) / deviation_0, deviation / deviation_0
+        growth = np.maximum(low_0 - low, high - high_0) / (high_0 - low_0)
+    limit = bounds.mean_shift * part.leeway
+    # Another scene or task has other poses, and that is why it is added; commands are of one kind wherever they act.
+    level: Level = "fault" if is_action(name) else "warning"
+    yield from _worst("mean", name, shift_s, moved, limit, f"the mean of {_whose(part)} steps is elsewhere",
+                      mean, mean_0, level)  # fmt: skip
+    limit = 1 + (bounds.deviation_ratio - 1) * part.leeway
+    spread = np.maximum(ratio, 1 / np.where(both, ratio, 1))
+    yield from _worst("deviation", name, spread, both, limit, f"{_whose(part)} steps spread otherwise",
+                      deviation, deviation_0)  # fmt: skip
+    yield from _worst("range", name, growth, moved, bounds.range_growth, "values are far beyond the parent's range",
+                      np.where(low_0 - low > high - high_0, low, high),
+                      np.where(low_0 - low > high - high_0, low_0, high_0), level)  # fmt: skip
+
+
+def _worst(check: str, name: str, measure: Floats, where: NDArray[np.bool_], limit: float, what: str, now: Floats,
+           before: Floats, level: Level = "fault") -> Iterator[Finding]:  # fmt: skip
+    over = where & (measure > limit)
+    if over.any():
+        column = int(np.where(over, measure, -1).argmax())
+        expected = f"{before[column]:.4g} ({measure[column]:.3g}, where {limit:.3g} is allowed)"
+        got = f"{now[column]:.4g} in column {column}"
+        yield _drift(check, name, f"{what}: {_columns(over)}", got, expected, level)
+
+
+def _numbers(known: Statistics) -> tuple[tuple[float, ...], ...]:
+    return known.mean, known.deviation, known.minimum, known.maximum
+
+
+def _columns(which: NDArray[np.bool_]) -> str:
+    columns = np.flatnonzero(which)
+    return f"column {columns[0]}" + (f" and {len(columns) - 1} more" if len(columns) > 1 else "")
+
+
+def _whose(part: Part) -> str:
+    return "added" if part.appended else "its"
+
+
+def _drift(check: str, array: str, what: str, got: str, expected: str, level: Level = "fault") -> Finding:
+    return Finding(level=level, check=f"{check}-drift", array=array, what=what, got=got, expected=expected)

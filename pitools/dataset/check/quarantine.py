@@ -1,0 +1,63 @@
+"""What is wrong is kept from training, and not removed: a record beside the version, which stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pitools.core import clock
+from pitools.core.errors import DataError
+from pitools.dataset.check.finding import Finding
+from pitools.store import catalog
+from pitools.store.catalog import Quarantine
+
+_REASONS_AT_MOST = 20
+
+
+def quarantine(path: Path, findings: Iterable[Finding]) -> Quarantine | None:
+    """Keep the version in folder `path` from training: all of it where it is damaged, else the episodes with faults.
+
+    What was in quarantine stays there, as another check may have looked closer. None, and nothing is changed, where
+    nothing that was found asks for it. Raises NoSpace or ClusterError.
+    """
+    whole: list[str] = []
+    episodes: dict[int, list[str]] = {}
+    for finding in findings:
+        if finding.level == "damage":
+            whole.append(f"{finding.reason}{f' ({finding.file})' if finding.file else ''}")
+        elif finding.level == "fault" and finding.episode is not None:
+            episodes.setdefault(finding.episode, []).append(finding.reason)
+    if not whole and not episodes:
+        return None
+    known = _known(path)
+    for number, reasons in known.episodes.items():
+        episodes.setdefault(number, []).extend(reasons)
+    record = Quarantine(
+        whole=bool(whole) or known.whole, reasons=_some([*whole, *known.reasons]), at=clock.now(), by=catalog.author(),
+        episodes={number: _some(reasons) for number, reasons in sorted(episodes.items())},
+    )  # fmt: skip
+    catalog.set_quarantine(path, record)
+    return record
+
+
+def _known(path: Path) -> Quarantine:
+    try:
+        known = catalog.quarantine(path)
+    except DataError:  # what it was cannot be known any more
+        known = Quarantine(whole=True, at="", by="", reasons=("the record of an earlier quarantine was damaged",))
+    return known or Quarantine(whole=False, at="", by="")
+
+
+def _some(reasons: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(reasons))[:_REASONS_AT_MOST]
+
+
+def release(path: Path) -> Quarantine | None:
+    """Let the version in folder `path` be trained on again. What was lifted; None where nothing was.
+
+    Raises NoSpace, ClusterError, or DataError where the record cannot be read.
+    """
+    known = catalog.quarantine(path)
+    if known is not None:
+        catalog.set_quarantine(path, None)
+    return known

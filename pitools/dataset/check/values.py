@@ -1,0 +1,173 @@
+"""Judge the values of vectors: what is no number, never changes, or lies far from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pitools.dataset.check.bounds import Bounds
+from pitools.dataset.check.cameras import Bulk, Camera
+from pitools.dataset.check.finding import Finding
+from pitools.dataset.check.vectors import Floats, Vectors
+from pitools.store.manifest import Statistics
+
+ACTION = "action"
+_NORMAL_MAD, _NORMAL_80 = 1.4826, 2.563  # deviation over median distance, and the middle 80 % over deviation
+# What a sum of as many numbers as anybody has may lose of its precision.
+_ROUNDING = 1e-5
+_NAMED_AT_MOST, _LEAST_STILL = 8, 3
+# The share of episodes that outliers are at most, and sigmas that an episode's furthest value may well be away.
+_ALONE, _REACH = 0.05, 3.0
+
+
+def is_action(name: str) -> bool:
+    """Whether an array is what the robot was told to do."""
+    return name == ACTION or name.startswith((f"{ACTION}/", f"{ACTION}s/"))
+
+
+def is_observed(name: str) -> bool:
+    """Whether an array is what the robot saw of itself."""
+    return name.startswith(("obs/", "observation"))
+
+
+def bad(array: Vectors | Bulk, offsets: NDArray[np.int64]) -> Iterator[Finding]:
+    """Episodes with numbers that are none."""
+    for episode in np.flatnonzero(array.bad.count).tolist():
+        count, first = int(array.bad.count[episode]), int(array.bad.first[episode])
+        looked = " of those looked at" if isinstance(array, Bulk) else ""
+        yield Finding(level="fault", check="nan", array=array.name, episode=episode, got=f"{count} steps",
+                      what=f"{count} steps{looked} have a NaN or an infinity", step=first - int(offsets[episode]),
+                      expected="0 steps")  # fmt: skip
+
+
+def constant(array: Vectors) -> Iterator[Finding]:
+    """Columns that are the same in all episodes: worth a look, as those that pad or are never used are too; a fault
+    where nothing of an action ever changes."""
+    if not (is_action(array.name) or is_observed(array.name)) or array.rows.max(initial=0) < 2:
+        return
+    low, high = array.low.min(axis=0), array.high.max(axis=0)
+    columns = np.flatnonzero((low == high) & np.isfinite(low))
+    if len(columns):
+        values = ", ".join(f"{value:g}" for value in low[columns[:_NAMED_AT_MOST]])
+        dead = is_action(array.name) and len(columns) == array.columns
+        yield Finding(level="fault" if dead else "warning", check="constant", array=array.name,
+                      what=f"{_columns(columns, array)} the same in every step", got=values,
+                      expected="values that differ")  # fmt: skip
+
+
+def still(array: Vectors, lengths: NDArray[np.int64]) -> Iterator[Finding]:
+    """Episodes in which no column of actions or observations changes, where it does in most others. One or two columns,
+    such as a gripper's, may well rest."""
+    if not (is_action(array.name) or is_observed(array.name)) or array.columns < _LEAST_STILL:
+        return
+    seen = np.isfinite(array.low).all(axis=1) & (lengths > 1)
+    quiet = seen & (array.low == array.high).all(axis=1)
+    if not seen.any() or quiet.sum() * 2 > seen.sum():
+        return
+    for episode in np.flatnonzero(quiet).tolist():
+        yield Finding(level="warning", check="still", array=array.name, episode=episode, expected="values that differ",
+                      what="no value changes from the first step to the last")  # fmt: skip
+
+
+def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]) -> Iterator[Finding]:
+    """Episodes that go far beyond what is ordinary: of actions a fault, of observations worth a look.
+
+    read: the steps of an episode, to say which of them it is; what it raises is raised.
+    """
+    if not (is_action(array.name) or is_observed(array.name)) or not len(array.sample):
+        return
+    middle, sigma = _ordinary(array.sample)
+    away = np.maximum(array.high - middle, middle - array.low)
+    away[~np.isfinite(away)] = 0
+    # A gripper rests, but for its noise, and closes in many an episode: they are judged by each other.
+    for column in np.flatnonzero((away > bounds.outlier_sigmas * sigma).any(axis=0)).tolist():
+        beyond = away[away[:, column] > bounds.outlier_sigmas * sigma[column], column]
+        if len(beyond) > max(1, _ALONE * len(away)):
+            sigma[column] = max(sigma[column], float(np.median(beyond)) / _REACH)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reach = away / sigma
+    reach[~np.isfinite(reach)] = 0
+    for episode in np.flatnonzero((reach > bounds.outlier_sigmas).any(axis=1)).tolist():
+        column = int(reach[episode].argmax())
+        low, high = array.low[episode, column], array.high[episode, column]
+        far = high if high - middle[column] >= middle[column] - low else low
+        rows = read(episode)
+        yield Finding(
+            level="fault" if is_action(array.name) else "warning", check="outlier", array=array.name, episode=episode,
+            step=int((rows.reshape(len(rows), -1)[:, column] == far).argmax()),
+            what=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median", got=f"{far:g}",
+            expected=f"within {bounds.outlier_sigmas:g} sigmas ({sigma[column]:.3g}) of {middle[column]:.3g}",
+        )  # fmt: skip
+
+
+def _ordinary(sample: Floats) -> tuple[Floats, Floats]:
+    """Median and robust deviation of each column. One that mostly rests is judged by its typical excursion."""
+    rows = sample[np.isfinite(sample).all(axis=1)]
+    if not len(rows):
+        return np.zeros(sample.shape[1]), np.zeros(sample.shape[1])
+    middle = np.median(rows, axis=0)
+    away = np.abs(rows - middle)
+    low, high = np.quantile(rows, [0.1, 0.9], axis=0)
+    sigma = np.maximum(_NORMAL_MAD * np.median(away, axis=0), (high - low) / _NORMAL_80)
+    for column in np.flatnonzero(sigma == 0).tolist():
+        moved = away[away[:, column] > 0, column]
+        sigma[column] = np.median(moved) if len(moved) else 0
+    return middle, sigma
+
+
+def duplicates(arrays: Iterable[Vectors], cameras: Iterable[Camera], lengths: NDArray[np.int64]) -> Iterator[Finding]:
+    """Episodes that are another one again: the same actions and observations, bit for bit, and the same first frames:
+    what a simulator drew again in another light is no copy."""
+    told = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
+    if not told:
+        return
+    seen: dict[tuple[int, ...], int] = {}
+    alike = [array.identity.tolist() for array in told] + [camera.firsts.tolist() for camera in cameras]
+    for episode, key in enumerate(zip(lengths.tolist(), *alike, strict=True)):
+        first = seen.setdefault(key, episode)
+        if first != episode and lengths[episode]:
+            what = f"it is episode {first} again, in {_listed([array.name for array in told])}"
+            yield Finding(level="fault", check="duplicate", episode=episode, what=what, got=f"episode {first}")
+
+
+def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
+    """What the manifest says of the values, against the values. Only of vectors: of an array of more axes it describes
+    channels, from some of the steps."""
+    if array.axes > 1:
+        return
+    low, high = array.low.min(axis=0), array.high.max(axis=0)
+    some = array.rows > 0
+    deviation = array.deviation
+    scale = np.maximum(np.abs(array.mean), deviation) * _ROUNDING + 1e-12
+    for what, got, expected, near in (
+        ("minimum", np.where(some, low, 0), told.minimum, scale * 0),
+        ("maximum", np.where(some, high, 0), told.maximum, scale * 0),
+        ("mean", array.mean, told.mean, scale),
+        ("deviation", deviation, told.deviation, scale),
+    ):
+        if len(expected) != len(got):
+            yield Finding(level="fault", check="statistics", array=array.name, got=f"{len(expected)}",
+                          what="the manifest's statistics are of another width", expected=f"{len(got)}")  # fmt: skip
+            return
+        wrong = np.flatnonzero(~(np.abs(got - np.asarray(expected)) <= near))
+        if len(wrong):
+            column = int(wrong[0])
+            yield Finding(level="fault", check="statistics", array=array.name,
+                          what=f"the manifest's {what} is not that of the values, in {_columns(wrong, array, verb='')}",
+                          got=f"{expected[column]:.9g}", expected=f"{got[column]:.9g}")  # fmt: skip
+
+
+def _columns(columns: NDArray[np.intp], array: Vectors, *, verb: str = "is") -> str:
+    if len(columns) == array.columns:
+        return f"every column {verb}".strip()
+    names = _listed([str(column) for column in columns.tolist()])
+    plural = len(columns) > 1
+    return f"column{'s' if plural else ''} {names} {'are' if plural and verb else verb}".strip()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return ", ".join(names[:_NAMED_AT_MOST]) + more

@@ -1,0 +1,118 @@
+"""Versions as people name them on a command line.
+
+ROOT/NAME/VERSION      its folder, or a copy's
+ROOT/NAME              the newest that is neither retired nor in quarantine as a whole
+ROOT/NAME@TAG          what a tag names now
+ROOT/NAME/1f3a9c       a part of the version, from its beginning, of at least 6 digits
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pitools.core.errors import DataError, UsageError, nearest
+from pitools.dataset.catalog import retired, tags
+from pitools.dataset.catalog.versions import versions
+from pitools.store import catalog
+from pitools.store.manifest import FILE_NAME
+
+PREFIX_DIGITS = 6
+_PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
+
+
+def resolve(text: str, *, newest: bool = True) -> Path:
+    """The folder of the version that is named. Raises UsageError for a name that fits none or many, DataError for a
+    tag that names what is gone.
+
+    newest: whether the name of a dataset alone will do.
+    """
+    path = _path(text)
+    if (path / FILE_NAME).is_file():
+        return path
+    if "://" in text:
+        raise UsageError("this command reads a file system", where=text, hint="stage it first: `pit-stage run`")
+    name, at, tag = path.name.partition("@")
+    if at:
+        return _tagged(path.parent, name, tag)
+    if _PREFIX.fullmatch(path.name) and not path.exists() and path.parent.is_dir():
+        return _begins(path.parent, path.name)
+    if any(versions(path.parent, path.name)):
+        if not newest:
+            raise UsageError("this command wants one version", where=text, hint="name it: ROOT/NAME/VERSION")
+        return _newest(path)
+    raise _unknown(path)
+
+
+def split(text: str) -> tuple[Path, str]:
+    """Root and name of `ROOT/NAME`. Raises UsageError where there is no dataset."""
+    path = _path(text).absolute()
+    if not any(versions(path.parent, path.name)):
+        raise _unknown(path)
+    return path.parent, path.name
+
+
+def check_root(root: Path) -> None:
+    """Raises UsageError for the folder of a dataset, or of a version, in place of the root that it is in."""
+    path = _path(str(root)).absolute()
+    for home in (path, path.parent):
+        if any(versions(home.parent, home.name)) and not any(versions(home)):
+            hint = f"give its root, {home.parent}"
+            raise UsageError("this is a dataset, or in one", where=str(root), hint=hint)
+
+
+def _path(text: str) -> Path:
+    """As it is given, but `.` and `..` have names of their own. Raises UsageError for no text at all."""
+    if not text:
+        raise UsageError("no dataset is named", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
+    path = Path(text)
+    return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # noqa: PTH100 (links stay)
+
+
+def _tagged(root: Path, name: str, tag: str) -> Path:
+    where = f"{root / name}@{tag}"
+    known = tags.read(root, name)
+    if tag not in known:
+        raise UsageError(f'no tag "{tag}"', where=where, hint=nearest(tag, known) or "`pit dataset tag` sets one")
+    path = root / name / known[tag].version
+    if not (path / FILE_NAME).is_file():
+        what = f"the tag names {known[tag].version}, which is not there"
+        raise DataError(what, where=where, hint="move the tag, or ingest that version again")
+    return path
+
+
+def _begins(home: Path, prefix: str) -> Path:
+    found = [path for path in versions(home.parent, home.name) if path.name.startswith(prefix)]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found[:5])
+        what = f"{len(found)} versions begin with {prefix}: {names}" if found else f"no version begins with {prefix}"
+        raise UsageError(what, where=str(home), hint=f"see `pit dataset list {home.parent}`")
+    return found[0]
+
+
+def _newest(home: Path) -> Path:
+    root, name = home.absolute().parent, home.absolute().name
+    gone = retired.read(root, name)
+    for path in reversed(list(versions(home.parent, home.name))):
+        kept = catalog.quarantine(path)
+        if path.name not in gone and not (kept and kept.whole):
+            return path
+    hint = "name one: ROOT/NAME/VERSION; or take one back: `pit dataset retire --undo`"
+    raise UsageError("all its versions are retired or in quarantine", where=str(home), hint=hint)
+
+
+def _unknown(path: Path) -> UsageError:
+    if path.is_dir():
+        names = sorted({found.parts[-2] for found in versions(path)})
+        ours = f"in this root: {', '.join(names[:10])}"
+        hint = ours if names else "give ROOT/NAME, ROOT/NAME@TAG or a version's folder"
+        return UsageError("not a dataset: it has no manifest.json", where=str(path), hint=hint)
+    home = path.parent.absolute()
+    if any(versions(home.parent, home.name)):
+        hint = f"see `pit dataset list {home.parent}`; the first {PREFIX_DIGITS} digits of a version will do"
+        return UsageError("no such version", where=str(path), hint=hint)
+    for place in (path, path.parent):  # ROOT/NAME, or ROOT/NAME/VERSION
+        if names := sorted({found.parts[-2] for found in versions(place.parent)}):
+            return UsageError("no such dataset", where=str(path), hint=nearest(place.name, names))
+    return UsageError("no such dataset", where=str(path), hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")

@@ -1,0 +1,132 @@
+"""Parts of a loader, each measured alone: reads of files, batches, and what is done to them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pitools.core.errors import ConfigError, DataError, Unreachable
+from pitools.loader.loader import Batch, Loader
+
+_MOST_RANGES = 200_000
+
+Range = tuple[int, int, int]  # number of the file, offset, bytes
+Transform = Callable[[Batch], Any]
+
+
+class Pass(NamedTuple):
+    """What was done, so many times, and the bytes that were read from files for it."""
+
+    times: int
+    bytes_read: int
+    wall_s: float
+
+
+def evict(files: Sequence[Path]) -> None:
+    """Drop files from the page cache, where their file system has one. Pages that others have mapped stay."""
+    for file in files:
+        descriptor = _open(file)
+        try:
+            os.fdatasync(descriptor)  # what is not written yet cannot be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def ranges(sizes: Sequence[int], n_bytes: int, *, seed: int = 0) -> list[Range]:
+    """Ranges of so many bytes in files of these sizes, none twice, in random order; at most 200,000."""
+    ends = list(itertools.accumulate(-(-size // n_bytes) for size in sizes))
+    total = ends[-1] if ends else 0
+    found = []
+    for number in random.Random(seed).sample(range(total), min(total, _MOST_RANGES)):  # noqa: S311 - no secret
+        file = bisect_right(ends, number)
+        offset = (number - (ends[file - 1] if file else 0)) * n_bytes
+        found.append((file, offset, min(n_bytes, sizes[file] - offset)))
+    return found
+
+
+def read(files: Sequence[Path], wanted: Sequence[Range], threads: int, limit_s: float) -> Pass:
+    """Read ranges of files by threads, until all are read or the time is over. Raises DataError, Unreachable."""
+    descriptors = [_open(file) for file in files]
+    left = iter(wanted)  # of C code: threads may share it
+    largest = max((n_bytes for _, _, n_bytes in wanted), default=0)
+    began = time.perf_counter()
+
+    def work() -> tuple[int, int]:
+        buffer, count, total = memoryview(bytearray(largest)), 0, 0
+        for file, offset, n_bytes in left:
+            total += os.preadv(descriptors[file], [buffer[:n_bytes]], offset)
+            count += 1
+            if time.perf_counter() - began > limit_s:
+                break
+        return count, total
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            done = [each.result() for each in [pool.submit(work) for _ in range(threads)]]
+        wall_s = time.perf_counter() - began
+    except OSError as error:
+        where = os.path.commonpath(files)
+        raise Unreachable(f"a read failed: {error.strerror}", where=where, hint="is the disk healthy?") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return Pass(sum(count for count, _ in done), sum(total for _, total in done), wall_s)
+
+
+def batches(loader: Loader, most: int, limit_s: float, transform: Transform | None = None) -> Pass:
+    """Take batches, and have each transformed, until there were so many or the time is over; two at least."""
+    began, count, bytes_read = time.perf_counter(), 0, 0
+    while count < most:
+        batch = next(loader)
+        count, bytes_read = count + 1, bytes_read + batch.bytes_read
+        if transform:
+            apply(transform, batch)
+        if count > 1 and time.perf_counter() - began > limit_s:
+            break
+    return Pass(count, bytes_read, time.perf_counter() - began)
+
+
+def fastest(loader: Loader, count: int, limit_s: float) -> Pass:
+    """The fastest of several passes over the next batches, so many; of one at least, until the time is over."""
+    start, began, passes = loader.state(), time.perf_counter(), list[Pass]()
+    while not passes or time.perf_counter() - began < limit_s:
+        loader.load_state(start)
+        passes.append(batches(loader, count, math.inf))
+    return min(passes, key=lambda each: each.wall_s)
+
+
+def transforms(transform: Transform, batch: Batch, limit_s: float) -> Pass:
+    """Transform one batch again and again until the time is over; twice at least, of which the first does not count."""
+    apply(transform, batch)
+    began, count = time.perf_counter(), 0
+    while not count or time.perf_counter() - began < limit_s:
+        apply(transform, batch)
+        count += 1
+    return Pass(count, 0, time.perf_counter() - began)
+
+
+def apply(transform: Transform, batch: Batch) -> None:
+    """Transform a batch. Raises ConfigError for whatever the function raises."""
+    try:
+        transform(batch)
+    except Exception as error:
+        what = f"it raised {type(error).__name__} for a batch: {error}"
+        where = f"{getattr(transform, '__module__', '?')}:{getattr(transform, '__name__', '?')}"
+        shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in batch.arrays.items())
+        raise ConfigError(what, where=where, hint=f"it is given a Batch, of arrays {shapes}") from error
+
+
+def _open(file: Path) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataError(f"{os.strerror(error.errno or 0)}", where=str(file), hint="stage the dataset again") from error

@@ -1,0 +1,148 @@
+"""Sequences of unequal length into rows of one length: which go together, planned for all of them at once.
+
+    lengths ──histogram──▶ best fit, the longest first ──▶ rows of places ──ties dealt by (seed, epoch)──▶ sequences
+
+    row 0  │ 1 1 1 1 1 1 1 1 1 1 1 1 │ 2 2 2 2 2 │ 3 3 3 0 │      segment ids; 0 is padding
+
+Only lengths decide what fits, so lengths are packed, not sequences: the work grows with the number of different lengths
+and not of sequences, and an epoch deals sequences of one length anew without being planned again.
+Source: Krell et al., Efficient Sequence Packing without Cross-contamination (2021), there with another heuristic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+
+from pitools.core.errors import ConfigError
+from pitools.core.record import Record
+from pitools.loader.sampling.order import Indices, Order
+from pitools.loader.sampling.sequences import Long, Sequences, sequences
+from pitools.store.arrays import Arrays
+
+# (length, how many of it) of one row, and how many such rows there are.
+Group = tuple[tuple[tuple[int, int], ...], int]
+
+
+class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing/1"):
+    """What a plan comes to. episodes: that were asked for. split, dropped: of these, since longer than a row.
+
+    sequences: that are packed. fill: part of the rows' steps that is no padding. longest: episode, in steps.
+    """
+
+    name: str
+    version: str
+    length: int
+    window: int
+    long: Long
+    episodes: int
+    sequences: int
+    rows: int
+    steps: int
+    padding_steps: int
+    fill: float
+    split: int
+    dropped: int
+    longest: int
+
+
+class Packing:
+    """A plan: rows of `length` steps, each with a run of places for sequences. rows: how many. fill: of their steps."""
+
+    def __init__(self, sequences: Sequences, length: int, *, seed: int = 0) -> None:
+        """Raises ConfigError where there is no sequence, or one that is too long."""
+        lengths = sequences.lengths
+        if not lengths.size:
+            raise ConfigError("there is no sequence to pack", where="episodes")
+        if int(lengths.max()) > length:
+            raise ConfigError(f"a sequence of {int(lengths.max())} steps in rows of {length}", where="length")
+        self.sequences, self.length = sequences, length
+        groups = best_fit(np.bincount(lengths, minlength=length + 1), length)
+        # first: (rows + 1,) the first place of each row. _ranks: (n,) of each place, which of the sorted sequences.
+        self.first, self._ranks = _places(groups, lengths, length)
+        self.rows = len(self.first) - 1
+        self.steps = int(lengths.sum())
+        # Of the seed, too: by it sequences of one length are dealt to rows.
+        self.identity = f"{sequences.identity} {seed}"
+        self._order = Order(dataset=f"packing {sequences.identity}", samples=len(lengths), seed=seed)
+        self._kept: dict[int, Indices] = {}
+
+    @property
+    def fill(self) -> float:
+        """Part of the rows' steps that is no padding."""
+        return self.steps / (self.rows * self.length)
+
+    def dealt(self, epoch: int) -> Indices:
+        """(n,) the sequence in each place, row after row: the same lengths in every epoch, other sequences."""
+        kept = self._kept
+        if epoch not in kept:
+            # Of two epochs, as a batch may have of two; replaced whole, as threads may look at it.
+            self._kept = kept = {**{other: kept[other] for other in list(kept)[-1:]}, epoch: self._deal(epoch)}
+        return kept[epoch]
+
+    def _deal(self, epoch: int) -> Indices:
+        lengths = self.sequences.lengths
+        shuffled = self._order.at(np.arange(len(lengths)) + epoch * len(lengths))
+        found: Indices = shuffled[np.argsort(lengths[shuffled], kind="stable")][self._ranks]
+        return found
+
+
+def report(arrays: Arrays, episodes: Indices, length: int, *, window: int = 1, long: Long = "split") -> PackingReport:
+    """The plan for these episodes of a version in rows of `length` steps. Raises as `sequences` and `Packing`."""
+    known = sequences(arrays.offsets, episodes, length, window=window, long=long)
+    plan = Packing(known, length)
+    return PackingReport(
+        name=arrays.manifest.name, version=arrays.version, length=length, window=window, long=long,
+        episodes=len(episodes), sequences=len(known.start), rows=plan.rows, steps=plan.steps,
+        padding_steps=plan.rows * length - plan.steps, fill=round(plan.fill, 6), split=known.split,
+        dropped=known.dropped, longest=int((arrays.offsets[episodes + 1] - arrays.offsets[episodes]).max()),
+    )  # fmt: skip
+
+
+def best_fit(counts: Indices, length: int) -> list[Group]:
+    """Rows of `length` for counts[n] sequences of n steps each: the longest first, each to the fullest row it fits.
+
+    It is best-fit decreasing, done for all sequences of one length together.
+    """
+    room: list[int] = []  # ascending: the steps that are left in some rows
+    there: dict[int, list[Group]] = {}
+    for size in np.flatnonzero(counts)[::-1].tolist():
+        todo = int(counts[size])
+        while todo:
+            at = bisect_left(room, size)
+            if at < len(room):
+                left = room[at]
+                held, many = there[left].pop()
+                if not there[left]:
+                    del there[left], room[at]
+            else:  # new rows, as many as it takes
+                left, held, many = length, (), -(-todo // (length // size))
+            # A row that has just got one is now the fullest, and gets the next if that fits too.
+            per = left // size
+            full = min(many, todo // per)
+            rest = todo - full * per if full < many else 0
+            todo -= full * per + rest
+            for got, rows in ((per, full), (rest, int(rest > 0)), (0, many - full - int(rest > 0))):
+                if rows:
+                    group = ((*held, (size, got)) if got else held, rows)
+                    if left - got * size not in there:
+                        insort(room, left - got * size)
+                    there.setdefault(left - got * size, []).append(group)
+    return [group for left in sorted(there) for group in there[left]]
+
+
+def _places(groups: list[Group], lengths: Indices, length: int) -> tuple[Indices, Indices]:
+    """First place of each row, and of each place the rank of its sequence among all, the shortest first."""
+    next_rank = np.concatenate([[0], np.cumsum(np.bincount(lengths, minlength=length + 1))]).tolist()
+    sizes, ranks = [], []
+    for held, many in groups:
+        columns = []
+        for size, per in held:
+            start = next_rank[size]
+            next_rank[size] += per * many
+            columns.append(np.arange(start, start + per * many).reshape(many, per))
+        block = np.concatenate(columns, axis=1)
+        sizes.append(np.full(many, block.shape[1]))
+        ranks.append(block.reshape(-1))
+    return np.concatenate([[0], np.cumsum(np.concatenate(sizes))]), np.concatenate(ranks)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pitools.dataset.catalog import tags
+from pitools.store import catalog
+
+
+def test_tag(pit, lines, publish, tmp_path) -> None:
+    """Tags are set, promoted, expected, told and removed; a lost race is 75 and names who won."""
+    one, two = (publish(tmp_path / "root", "x", number).name for number in range(2))
+    (made,) = lines(pit("dataset", "tag", "root/x", "candidate", one[:6], "--why", "first"))
+    assert (made["schema"], made["version"], made["number"], made["why"]) == ("pit.dataset-tag/1", one, 1, "first")
+    (made,) = lines(pit("dataset", "tag", "root/x", "prod", "@candidate", "--expect", "none"))
+    assert made["version"] == one
+    lost = pit("dataset", "tag", "root/x", "prod", two, "--expect", "none")
+    assert (lost.returncode, lost.stdout) == (75, "")
+    assert f"moved it to {one}" in lost.stderr
+    lines(pit("dataset", "tag", "root/x", "prod", two, "--expect", one[:8]))
+    told = {line["tag"]: line["version"] for line in lines(pit("dataset", "tag", "root/x"))}
+    assert told == {"candidate": one, "prod": two}
+    (shown,) = lines(pit("dataset", "tag", "root/x", "prod"))
+    assert shown["version"] == two
+    lines(pit("dataset", "tag", "root/x", "candidate", "--remove"))
+    history = [(line["tag"], line["version"]) for line in lines(pit("dataset", "tag", "root/x", "--history"))]
+    assert history == [("candidate", one), ("candidate", ""), ("prod", one), ("prod", two)]
+    assert [line["version"] for line in lines(pit("dataset", "list", "root", "--where", "tag=prod"))] == [two]
+    assert pit("dataset", "tag", "root/y").returncode == 2
+    assert pit("dataset", "tag", "root/x", "--remove").returncode == 2
+    for words in (["prdo"], ["prdo", "--remove"], ["prdo", "--history"]):
+        unknown = pit("dataset", "tag", "root/x", *words)
+        assert (unknown.returncode, 'did you mean "prod"?' in unknown.stderr) == (2, True)
+
+
+def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
+    """A version is retired by name, shown as such, kept by the site's runs, taken back, and removed in the end."""
+    root = tmp_path / "root"
+    one, two = (publish(root, "x", number) for number in range(2))
+    assert pit("dataset", "retire", "root/x").returncode == 2
+    (said,) = lines(pit("dataset", "retire", f"root/x/{one.name[:7]}", "--why", "bad labels"))
+    assert (said["version"], said["why"]) == (one.name, "bad labels")
+    states = {line["version"]: line["state"] for line in lines(pit("dataset", "list", "root"))}
+    assert states == {one.name: "retired", two.name: "live"}
+    refused = pit("dataset", "tag", "root/x", "prod", one.name)
+    assert refused.returncode == 2
+    assert "--undo" in refused.stderr
+    (kept,) = lines(pit("dataset", "gc", "root"))
+    assert (kept["state"], "grace" in kept["why"]) == ("kept", True)
+    run = tmp_path / "jobs/bc-1/plan.json"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({"data": [{"version": one.name}]}))
+    (kept,) = lines(pit("dataset", "gc", "root", "--grace", "0s", PIT_RUNS=str(tmp_path / "jobs")))
+    assert kept["why"] == "run bc-1"
+    for wrong in (["root", "--grace", "7"], ["root/x"], ["root"]):
+        refused = pit("dataset", "gc", *wrong, PIT_RUNS=str(tmp_path / "not/mounted"))
+        assert refused.returncode == (2 if wrong != ["root"] else 4), refused.stderr
+    assert "--grace 7d" in pit("dataset", "retire", str(one), "--grace", "7").stderr
+    done = pit("dataset", "gc", "root", "--grace", "0s", "--dry-run")
+    assert "no run keeps a version" in done.stderr
+    (planned,) = lines(done)
+    assert planned["state"] == "would-remove"
+    assert lines(pit("dataset", "retire", "--undo", str(one))) == []
+    assert lines(pit("dataset", "gc", "root", "--grace", "0s")) == []
+    lines(pit("dataset", "retire", str(one)))
+    (gone,) = lines(pit("dataset", "gc", "root", "--grace", "0s"))
+    assert (gone["schema"], gone["state"], gone["freed_bytes"]) == (
+        "pit.dataset-gc/1",
+        "removed",
+        planned["freed_bytes"],
+    )
+    assert not one.exists()
+    assert pit("dataset", "retire", "--undo", str(one)).returncode == 2
+
+
+def test_where(pit, lines, publish, tmp_path) -> None:
+    """`list` searches, and names the nearest key when it does not know one."""
+    for number in range(3):
+        publish(tmp_path / "root", "x", number, episodes=10 * (number + 1), tasks={"pick": 1})
+    found = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "task~PICK"))
+    assert [line["episodes"] for line in found] == [20, 30]
+    assert found[0]["path"] == f"root/x/{found[0]['version']}"
+    assert "give its root" in pit("dataset", "list", "root/x").stderr
+    assert lines(pit("dataset", "list", "root", "--where", f"version={found[0]['version'][:8]}")) == found[:1]
+    for number in (0, 1):
+        (tmp_path / f"root/x/broken-{number}").mkdir()
+        (tmp_path / f"root/x/broken-{number}/manifest.json").write_text("{")
+    damaged = pit("dataset", "list", "root")
+    assert (damaged.returncode, len(damaged.stdout.splitlines())) == (5, 3)
+    assert all(f"broken-{number}/manifest.json" in damaged.stderr for number in (0, 1))
+    shutil.rmtree(tmp_path / "root/x/broken-0")
+    shutil.rmtree(tmp_path / "root/x/broken-1")
+    wrong = pit("dataset", "list", "root", "--where", "epsodes>=20")
+    assert wrong.returncode == 2
+    assert 'did you mean "episodes"?' in wrong.stderr
+    table = pit("dataset", "list", "root", "--format", "table").stdout.splitlines()
+    assert table[0].split()[:4] == ["NAME", "VERSION", "TAGS", "STATE"]
+    assert len(table) == 4
+
+
+def test_show(pit, lines, robomimic, tmp_path) -> None:
+    """`show` takes a name, a tag or the beginning of a version; arrays, episodes, and one of them."""
+    from pitools.dataset.ingest import ingest
+
+    made = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
+    tags.move(tmp_path / "root", "x", "prod", made.version)
+    path = Path(made.path)
+    catalog.set_quarantine(path, catalog.Quarantine(whole=False, episodes={1: ("black frames",)}, at="", by=""))
+    for name in ("root/x", "root/x@prod", f"root/x/{made.version[:6]}", str(path)):
+        done = pit("dataset", "show", name)
+        shown = {line["array"]: line for line in lines(done)}
+        assert shown["action"]["shape"] == [7, 7]
+        assert "tag prod, 1 episodes in quarantine" in done.stderr
+    first, second = lines(pit("dataset", "show", "root/x", "--episodes"))
+    assert (first["name"], first["start"], first["steps"], first["source"]) == ("demo_0", 0, 3, "reach.hdf5")
+    assert (second["language"], second["start"], second["quarantined"]) == ("reach 1", 3, ["black frames"])
+    assert lines(pit("dataset", "show", "root/x", "--episode", "1")) == [second]
+    assert pit("dataset", "show", "root/x", "--episode", "2").returncode == 2
+    assert pit("dataset", "show", "root/x", "--png", "a.png").returncode == 2
+    assert pit("dataset", "show", "root/x", "--episode", "1", "--png", "a.png").returncode == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_statistics_are_shown(pit, lines, robomimic, tmp_path) -> None:
+    """Where a manifest has statistics, `show` has the least and the largest value of each array."""
+    from pitools.dataset.ingest import ingest
+
+    ingest([robomimic(30, 40)], root=tmp_path / "root", name="x")
+    shown = {line["array"]: line for line in lines(pit("dataset", "show", "root/x"))}
+    assert shown["action"]["minimum"] < -1 < 1 < shown["action"]["maximum"]
+    assert len(shown["action"]["statistics"]["mean"]) == 7
+    assert shown["episode_offsets"]["minimum"] is None
+
+
+def test_diff(pit, lines, robomimic, tmp_path) -> None:
+    """`diff` is silent and 0 for one version, and tells arrays, episodes, options and files of two that differ."""
+    from pitools.dataset.ingest import ingest
+
+    root = tmp_path / "root"
+    one = ingest([robomimic(3, 4)], root=root, name="x")
+    assert [line["change"] for line in lines(pit("dataset", "diff", one.path, one.path))] == ["shared"]
+    two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip=["reward"])
+    found = lines(pit("dataset", "diff", one.path, two.path), 1)
+    assert {line["schema"] for line in found} == {"pit.dataset-diff/1"}
+    told = {(line["kind"], line["what"]): line for line in found}
+    assert told["array", "reward"]["change"] == "removed"
+    assert told["episode", "more.hdf5: demo_0"]["change"] == "added"
+    assert ("episode", "reach.hdf5: demo_0") not in told
+    assert told["source", "more.hdf5"]["change"] == "added"
+    assert (told["option", "skip"]["before"], told["option", "skip"]["after"]) == ("[]", '["reward"]')
+    assert told["statistics", "action"]["shift"] > 0
+    assert sum(line["bytes"] for line in found if line["kind"] == "files" and line["change"] != "removed") == two.bytes
+    three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")
+    found = lines(pit("dataset", "diff", one.path, three.path), 1)
+    assert {line["what"] for line in found if line["kind"] == "episode"} == {
+        "reach.hdf5: demo_0", "reach.hdf5: demo_1",
+    }  # fmt: skip
+    assert {line["change"] for line in found if line["kind"] == "episode"} == {"changed"}
+
+
+@pytest.mark.parametrize("words", [["list"], ["show"], ["tag"], ["retire"], ["gc"], ["diff"], ["rebuild"]], ids=str)
+def test_help(pit, words) -> None:
+    """Each command has help, which says how it is used."""
+    done = pit("dataset", *words, "--help")
+    assert done.returncode == 0
+    assert f"Usage: pit dataset {words[0]}" in done.stdout
+
+
+def test_what_is_typed_most_is_light(publish, tmp_path) -> None:
+    """`list`, `tag` and `gc` import no heavy library: their time is the start of Python."""
+    publish(tmp_path / "root", "x")
+    for words in (["list", "root"], ["tag", "root/x"], ["gc", "root"]):
+        code = (
+            "import sys; from pitools import cli; code = cli.run(cli.group, 'pit'); "
+            "heavy = {'numpy', 'zarr', 'h5py', 'rich', 'jinja2', 'submitit'} & sys.modules.keys(); "
+            "sys.exit(code or ', '.join(heavy) or 0)"
+        )
+        argv = [sys.executable, "-c", code, "dataset", *words]
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_group(pit) -> None:
+    """The group lists its commands in full, names the nearest one, and imports only what is used."""
+    from pitools.commands.dataset import COMMANDS
+
+    help_text = pit("dataset", "--help").stdout
+    assert all(f"  {name} " in help_text for name in COMMANDS)
+    assert "..." not in help_text.partition("Commands:")[2]
+    wrong = pit("dataset", "lst")
+    assert (wrong.returncode, 'did you mean "list"?' in wrong.stderr) == (2, True)
+    code = (
+        "import sys; from pitools import cli; cli.run(cli.group, 'pit'); "
+        "sys.exit(', '.join(name for name in sys.modules if name.startswith('pitools.commands.dataset_')) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dataset", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError, UsageError
+from pitools.dataset.catalog import tags
+from pitools.dataset.catalog.retire import retire
+from pitools.dataset.resolve import check_root, resolve, split
+from pitools.store import catalog
+
+
+def test_every_way_to_name_a_version(publish, tmp_path, monkeypatch) -> None:
+    """By folder, by the beginning of its version, by a tag, and by being the newest, from wherever one stands."""
+    old, new = (publish(tmp_path, "x", number) for number in range(2))
+    os.utime(old / "manifest.json", (1, 1))
+    tags.move(tmp_path, "x", "prod", old.name)
+    monkeypatch.chdir(tmp_path)
+    for base in ("", f"{tmp_path}/", "./"):
+        assert resolve(f"{base}x").resolve() == new
+        assert resolve(f"{base}x/").resolve() == new
+        assert resolve(f"{base}x@prod").resolve() == old
+        assert resolve(f"{base}x/{old.name}").resolve() == old
+        assert resolve(f"{base}x/{old.name[:6]}").resolve() == old
+    monkeypatch.chdir(old)
+    assert resolve(".").resolve() == old
+    assert resolve("..") == new
+    monkeypatch.chdir(tmp_path / "x")
+    assert resolve(".") == new
+    assert split(".") == (tmp_path, "x")
+
+
+def test_newest_is_one_to_use(publish, tmp_path) -> None:
+    """What is retired, or in quarantine as a whole, is not what a dataset's name means."""
+    old, mid, new = (publish(tmp_path, "x", number) for number in range(3))
+    for when, path in enumerate((old, mid, new)):
+        os.utime(path / "manifest.json", (when, when))
+    catalog.set_quarantine(new, catalog.Quarantine(whole=True, at="", by=""))
+    catalog.set_quarantine(mid, catalog.Quarantine(whole=False, episodes={0: ()}, at="", by=""))
+    assert resolve(str(tmp_path / "x")) == mid
+    retire(mid)
+    assert resolve(str(tmp_path / "x")) == old
+    retire(old)
+    with pytest.raises(UsageError, match="all its versions"):
+        resolve(str(tmp_path / "x"))
+    assert resolve(str(new)) == new
+
+
+def test_what_names_nothing(publish, tmp_path) -> None:
+    """A name that fits no version, or several, is refused with what there is."""
+    root = tmp_path / "root"
+    path = publish(root, "reach")
+    for text, hint in ((f"{root}/reech", "reach"), (str(root), "reach"), (f"{root}/reach@prod", "tag"),
+                       (f"{root}/reach/{'0' * 8}", "list"), (f"{root}/reach/12345", ""), ("s3://b/x", "pit-stage"),
+                       (f"{root}/reach/{'z' * 32}", "digits"), (f"{root}/re*", "reach"), (f"{root}/*", ""),
+                       ("/", ""), ("", "ROOT/NAME"), (f"{tmp_path}/nowhere/x", "@TAG"),
+                       (f"{root}/reech/123456", '"reach"')):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            resolve(text)
+        assert hint in caught.value.hint
+    shutil.copytree(path, path.with_name(path.name[:31] + ("0" if path.name[31] != "0" else "1")))
+    with pytest.raises(UsageError, match="2 versions begin with"):
+        resolve(f"{root}/reach/{path.name[:6]}")
+    with pytest.raises(UsageError, match="one version"):
+        resolve(f"{root}/reach", newest=False)
+
+
+def test_tag_of_what_is_gone(publish, tmp_path) -> None:
+    """A tag whose version was removed by hand is told as damage."""
+    path = publish(tmp_path, "x")
+    tags.move(tmp_path, "x", "prod", path.name)
+    shutil.rmtree(path)
+    with pytest.raises(DataError, match="not there"):
+        resolve(f"{tmp_path / 'x'}@prod")
+
+
+def test_names_that_look_like_paths(publish, tmp_path) -> None:
+    """A root whose own name has an @ is a folder like any other."""
+    path = publish(tmp_path / "me@host", "x")
+    tags.move(tmp_path / "me@host", "x", "prod", path.name)
+    assert resolve(f"{tmp_path}/me@host/x@prod") == Path(path)
+
+
+def test_root(publish, tmp_path) -> None:
+    """A dataset or a version in the place of its root is told, an empty folder is a root."""
+    path = publish(tmp_path / "root", "x")
+    (tmp_path / "empty").mkdir()
+    for good in (tmp_path / "root", tmp_path / "empty", tmp_path):
+        check_root(good)
+    for bad in (path, path.parent):
+        with pytest.raises(UsageError) as caught:
+            check_root(bad)
+        assert str(tmp_path / "root") in caught.value.hint

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from pitools.core.errors import UsageError
+from pitools.dataset.catalog import describe, index, search, tags
+from pitools.dataset.catalog.retire import retire, undo
+from pitools.store import catalog
+from pitools.store import manifest as manifests
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """An index of the test's own, which believes a folder that did not change for a tenth of a second."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("pitools.dataset.catalog.scan._TICK_NS", 100_000_000)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def root(publish, tmp_path) -> Path:
+    """Five versions of three datasets."""
+    root = tmp_path / "root"
+    publish(root, "pick", 0, episodes=10, tasks={"pick up the cup": 10})
+    publish(root, "pick", 1, episodes=200, tasks={"pick up the cup": 150, "Öffne die Lade": 50})
+    publish(root, "reach", 2, episodes=50, arrays=("action", "obs/eye_image", "obs/state"))
+    publish(root, "reach", 3, episodes=60, arrays=("action", "obs/eye_depth"))
+    publish(root, "stack.v2", 4, episodes=70)
+    return root
+
+
+def settle() -> None:
+    """Wait until no folder has changed just now."""
+    time.sleep(0.12)
+
+
+def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
+    """Name and episodes of what is found."""
+    return [(found.name, found.episodes) for found in search.find(root, index.load(root)[0], conditions)]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([], [10, 200, 50, 60, 70]),
+        (["episodes>=60"], [200, 60, 70]),
+        (["episodes > 60", "episodes<200"], [70]),
+        (["episodes=50"], [50]),
+        (["episodes!=50", "name=reach"], [60]),
+        (["name=*a*"], [50, 60, 70]),
+        (["name!=reach"], [10, 200, 70]),
+        (["task~PICK up"], [10, 200]),
+        (["language~öffne"], [200]),
+        (["task=pick*"], [10, 200]),
+        (["field=obs/*_image"], [50]),
+        (["field=obs/*"], [50, 60]),
+        (["field~depth"], [60]),
+        (["bytes<1KiB", "files=2", "steps>=700"], [200, 70]),
+        (["bytes>1GiB"], []),
+        (["size<1KiB", "date>=2020-01-01"], [10, 200, 50, 60, 70]),
+        (["state=live"], [10, 200, 50, 60, 70]),
+        (["version!=000000"], [10, 200, 50, 60, 70]),
+        (["tag=*"], [10, 200, 50, 60, 70]),
+        (["tag=prod"], []),
+        (["published>=2020-01-01"], [10, 200, 50, 60, 70]),
+        (["published<2020-01-01T00:00:00Z"], []),
+    ],
+    ids=str,
+)
+def test_conditions(root, conditions, expected) -> None:
+    """Each condition finds what it says."""
+    assert [episodes for _, episodes in find(root, *conditions)] == expected
+
+
+def test_a_day_is_a_whole_one(root) -> None:
+    """`<=` and `>` of a date mean its end, `<` and `>=` its begin."""
+    moment = next(search.find(root, index.load(root)[0], ["episodes=50"])).published
+    day = moment[:10]
+    assert find(root, f"published>={day}", f"published<={day}", "name=reach") == [("reach", 50), ("reach", 60)]
+    assert find(root, f"published>{day}") == find(root, f"published<{day}") == find(root, f"published!={day}") == []
+    assert len(find(root, f"published={day}")) == 5
+    assert ("reach", 50) in find(root, f"published={moment}", "published!=2020-01-01")
+
+
+@pytest.mark.parametrize(
+    "text", ["episodes", "episode>=5", "episodes~5", "episodes>=many", "task>=5", "published>=soon", "bytes>=1XB",
+             "published=2026", "episodes>=²", ""],
+)  # fmt: skip
+def test_refused(text) -> None:
+    """What is no condition is refused."""
+    with pytest.raises(UsageError) as caught:
+        search.parse(text)
+    assert "--where" in caught.value.where
+    assert text in f"{caught.value.where} {caught.value}"
+
+
+def test_what_is_said_of_versions(root) -> None:
+    """Tags, retirement and quarantine show at once, also with an index from before."""
+    assert len(find(root)) == 5
+    small, large = (Path(found.path) for found in search.find(root, index.load(root)[0], ["name=pick"]))
+    tags.move(root, "pick", "prod", large.name)
+    tags.move(root, "pick", "best", large.name)
+    retire(small)
+    settle()
+    assert find(root, "tag=prod") == [("pick", 200)]
+    catalog.set_quarantine(large, catalog.Quarantine(whole=False, episodes={3: ("black",), 5: ()}, at="", by=""))
+    known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
+    assert (known[200].tags, known[200].quarantined_episodes, known[200].state) == (("best", "prod"), 2, "live")
+    assert known[10].state == "retired"
+    undo(root, "pick", small.name)
+    tags.move(root, "pick", "best", small.name)
+    catalog.set_quarantine(large, catalog.Quarantine(whole=True, at="", by=""))
+    known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
+    assert (known[200].tags, known[200].state, known[200].quarantined_episodes) == (("prod",), "quarantined", 200)
+    assert (known[10].tags, known[10].state) == (("best",), "live")
+
+
+def test_each_change_shows(publish, root) -> None:
+    """Whatever is done to a version, alone, shows in the next search, with an index from before."""
+    path = next(Path(found.path) for found in search.find(root, index.load(root)[0], ["name=stack*"]))
+    other = publish(root, "stack.v2", 5, episodes=71)
+    tags.move(root, "stack.v2", "old", other.name)
+
+    def held(number: int) -> catalog.Quarantine:
+        return catalog.Quarantine(whole=False, episodes=dict.fromkeys(range(number), ("black",)), at="", by="")
+
+    for act, condition in (
+        (lambda: tags.move(root, "stack.v2", "prod", path.name), "tag=prod"),
+        (lambda: tags.move(root, "stack.v2", "prod", other.name), "tag!=prod"),
+        (lambda: tags.move(root, "stack.v2", "prod", path.name), "tag=prod"),
+        (lambda: tags.move(root, "stack.v2", "prod", ""), "tag!=prod"),
+        (lambda: retire(path), "state=retired"),
+        (lambda: undo(root, "stack.v2", path.name), "state=live"),
+        (lambda: catalog.set_quarantine(path, held(1)), "quarantined_episodes=1"),
+        (lambda: catalog.set_quarantine(path, held(2)), "quarantined_episodes=2"),
+        (lambda: catalog.set_quarantine(path, None), "quarantined_episodes=0"),
+    ):
+        settle()
+        find(root)
+        act()
+        key, _, value = condition.partition("=")
+        found = search.find(root, index.load(root)[0], ["episodes=70"])
+        if key == "quarantined_episodes":
+            assert [each.quarantined_episodes for each in found] == [int(value)]
+        else:
+            assert ("stack.v2", 70) in find(root, condition)
+    shutil.copytree(path, copy := root / "copy")
+    settle()
+    before = next(search.find(root, index.load(root)[0], ["episodes=70"])).published
+    shutil.rmtree(path)
+    copy.rename(path)
+    os.utime(path / "manifest.json")
+    assert next(search.find(root, index.load(root)[0], ["episodes=70"])).published > before
+
+
+def test_only_what_changed_is_read(publish, root) -> None:
+    """With nothing changed no manifest is opened, and after a new version that one alone."""
+    settle()
+    before = find(root)
+    with (
+        patch("pitools.store.manifest.load", side_effect=AssertionError),
+        patch("pitools.dataset.catalog.scan.home", side_effect=AssertionError),
+    ):
+        assert find(root) == before
+    publish(root, "reach", 9, episodes=99)
+    load, read = manifests.load, []
+    with patch("pitools.store.manifest.load", lambda path: read.append(path) or load(path)):
+        assert ("reach", 99) in find(root)
+    assert len(read) == 1
+    shutil.rmtree(root / "stack.v2")
+    assert ("stack.v2", 70) not in find(root)
+
+
+def test_a_change_is_cheap(publish, tmp_path) -> None:
+    """A new version among many costs one stat of each: no record of one that has none is looked for."""
+    for number in range(20):
+        publish(tmp_path / "root", "x", number)
+    find(tmp_path / "root")
+    publish(tmp_path / "root", "x", 99)
+    with patch("pitools.store.catalog.quarantine", side_effect=AssertionError):
+        assert len(find(tmp_path / "root")) == 21
+
+
+def test_changes_within_a_tick(publish, tmp_path) -> None:
+    """Versions that come so fast that their folder's time does not show it are all found."""
+    for number in range(30):
+        publish(tmp_path / "root", "x", number, episodes=number + 1)
+        assert len(find(tmp_path / "root")) == number + 1
+        (home,) = index._kept(tmp_path / "root").values()
+        assert home.stamps[str(tmp_path / "root/x")] == 0  # the clock of a file system may stand still
+
+
+def test_times_that_were_set_back(publish, root) -> None:
+    """A folder whose time of change was set to what it was, as `rsync` does, is read again all the same."""
+    settle()
+    find(root)
+    before = (root / "reach").stat().st_mtime_ns
+    publish(root, "reach", 9, episodes=99)
+    os.utime(root / "reach", ns=(before, before))
+    assert ("reach", 99) in find(root)
+
+
+def test_another_root_in_its_place(publish, root, tmp_path) -> None:
+    """An index is of the folders that were there, not of others that have got their place."""
+    publish(tmp_path / "two", "pick", 7, episodes=7)
+    settle()
+    find(root)
+    shutil.copytree(root / "reach", tmp_path / "two/reach")
+    shutil.copystat(root / "pick", tmp_path / "two/pick")
+    root.rename(tmp_path / "old")
+    (tmp_path / "two").rename(root)
+    assert [episodes for _, episodes in find(root)] == [7, 50, 60]
+
+
+def test_dataset_that_cannot_be_read(root) -> None:
+    """A dataset that somebody keeps to himself is told, and hides no other."""
+    listdir = os.listdir
+
+    def refused(path):
+        if path == root / "reach":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    with patch("os.listdir", refused):
+        for _ in range(2):
+            known, errors = index.load(root)
+            assert [error.where for error in errors] == [str(root / "reach")]
+            assert {found.name for found in search.find(root, known, [])} == {"pick", "stack.v2"}
+    assert len(find(root)) == 5
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "text", "form", "root", "others", "owner", "link", "none"])
+def test_index_is_only_a_shortcut(root, damage) -> None:
+    """An index that is damaged, another's or cannot be written is passed over, and the answer is the same."""
+    before = find(root)
+    path = index.file_for(root)
+    assert path.stat().st_mode & 0o077 == 0
+    assert path.parent.stat().st_mode & 0o077 == 0
+    data = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(data[:-9])
+    elif damage == "text":
+        path.write_bytes(b"no index")
+    elif damage == "bit":
+        path.write_bytes(data.replace(b"reach", b"reacl"))
+    elif damage in ("form", "root"):
+        other = msgspec.msgpack.decode(data[4:], type=index.Index)
+        other = msgspec.structs.replace(other, **({"form": index.FORM - 1} if damage == "form" else {"root": "/else"}))
+        index._keep(root, other)
+    elif damage == "others":
+        path.chmod(0o666)
+    elif damage == "link":
+        path.rename(path.with_suffix(".real"))
+        path.symlink_to(path.with_suffix(".real"))
+    elif damage == "none":
+        shutil.rmtree(path.parent)
+        path.parent.write_text("no folder")
+    user = os.geteuid() + (damage == "owner")
+    with patch("pitools.store.manifest.load", wraps=manifests.load) as load, patch("os.geteuid", return_value=user):
+        assert find(root) == before
+    assert load.call_count == 5
+
+
+def test_rebuild(root) -> None:
+    """Told to, it reads every manifest again."""
+    find(root)
+    with patch("pitools.store.manifest.load", wraps=manifests.load) as load:
+        index.load(root, rebuild=True)
+    assert load.call_count == 5
+
+
+def test_strange_provenance(publish, tmp_path) -> None:
+    """What a manifest says of its recordings is anything at all, and no reason not to list it."""
+    path = publish(tmp_path / "root", "x") / "manifest.json"
+    whole = path.read_bytes()
+    for text in (b'"many"', b"null", b"{}", b"[1]"):
+        path.write_bytes(whole.replace(b'"bytes": 1000', b'"bytes": ' + text))
+        assert path.read_bytes() != whole
+        (found,) = search.find(tmp_path / "root", index.load(tmp_path / "root", rebuild=True)[0], [])
+        assert found.source_bytes == describe(path.parent)[0].source_bytes == 0
+
+
+def test_damaged_manifest(root) -> None:
+    """A damaged manifest is told each time until it is whole again, and hides nothing else."""
+    path = next(search.find(root, index.load(root)[0], ["name=stack*"])).path
+    whole = (Path(path) / "manifest.json").read_bytes()
+    shutil.rmtree(index.file_for(root).parent)
+    (Path(path) / "manifest.json").write_text("{")
+    settle()
+    for _ in range(2):
+        known, errors = index.load(root)
+        assert [error.where for error in errors] == [f"{path}/manifest.json"]
+        assert len(list(search.find(root, known, []))) == 4
+    (Path(path) / "manifest.json").write_bytes(whole)
+    assert index.load(root)[1] == []
+    assert len(find(root)) == 5

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
+from pitools.dataset.catalog import tags
+from pitools.dataset.catalog.retire import retire
+from pitools.store import catalog
+
+
+def test_moves_are_a_history(publish, tmp_path) -> None:
+    """A tag names what it was moved to last, removal too, and its history tells every move in order."""
+    one, two = (publish(tmp_path, "x", number).name for number in range(2))
+    assert tags.read(tmp_path, "x") == {}
+    for to, why in ((one, "first"), (two, ""), ("", "no more"), (one, "again")):
+        tags.move(tmp_path, "x", "prod", to, why=why)
+        assert {tag: value.version for tag, value in tags.read(tmp_path, "x").items()} == ({"prod": to} if to else {})
+    assert [(move.number, move.version, move.why) for move in tags.history(tmp_path, "x", "prod")] == [
+        (1, one, "first"), (2, two, ""), (3, "", "no more"), (4, one, "again"),
+    ]  # fmt: skip
+    assert {path.name for path in (catalog.tags_dir(tmp_path, "x") / "prod").iterdir()} == {
+        f"{n}.json" for n in (1, 2, 3, 4)
+    }
+
+
+def test_again_changes_nothing(publish, tmp_path) -> None:
+    """A move that was made already is a success, and no new entry, so that it is safe to repeat."""
+    one = publish(tmp_path, "x").name
+    first = tags.move(tmp_path, "x", "prod", one)
+    assert tags.move(tmp_path, "x", "prod", one, expect="") == first
+    assert len(tags.history(tmp_path, "x", "prod")) == 1
+
+
+def test_compare_and_swap(publish, tmp_path) -> None:
+    """A move that expects another value than there is loses, and is told who won."""
+    one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
+    tags.move(tmp_path, "x", "prod", one, expect="")
+    tags.move(tmp_path, "x", "prod", two, expect=one)
+    with pytest.raises(TryLater, match=rf"{catalog.author()} moved it to {two}"):
+        tags.move(tmp_path, "x", "prod", three, expect=one)
+    with pytest.raises(TryLater, match="no such tag"):
+        tags.move(tmp_path, "x", "other", three, expect=one)
+    assert tags.read(tmp_path, "x")["prod"].version == two
+
+
+def test_late_loser(publish, tmp_path) -> None:
+    """A move that is overtaken between its look and its link loses, whatever it expected."""
+    one, two = (publish(tmp_path, "x", number).name for number in range(2))
+    link = os.link
+
+    def overtaken(*names):
+        with patch("os.link", link):
+            tags.move(tmp_path, "x", "prod", one)
+        link(*names)
+
+    with patch("os.link", overtaken), pytest.raises(TryLater, match=f"moved it to {one}"):
+        tags.move(tmp_path, "x", "prod", two)
+    assert [move.version for move in tags.history(tmp_path, "x", "prod")] == [one]
+
+
+def test_names_that_are_remembered(publish, tmp_path) -> None:
+    """Where a network file system still remembers a tag's folder without the last moves, they count all the same."""
+    one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
+    for to in (one, two, three):
+        tags.move(tmp_path, "x", "prod", to)
+    first = [catalog.tags_dir(tmp_path, "x") / "prod/1.json"]
+    with patch("pitools.store.catalog.names", return_value=first):
+        assert tags.current(tmp_path, "x", "prod").version == three
+
+
+def test_survives_power_loss(publish, tmp_path) -> None:
+    """A move is on disk before it can be seen, and its name before it is told."""
+    one = publish(tmp_path, "x").name
+    done = []
+    fsync, link = os.fsync, os.link
+
+    def synced(descriptor):
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    with patch("os.fsync", synced), patch("os.link", lambda *names: (done.append("link"), link(*names))):
+        tags.move(tmp_path, "x", "prod", one)
+    assert done == ["file", "link", "folder"]
+
+
+def test_lost_answer(publish, tmp_path) -> None:
+    """Where NFS repeats a link whose answer was lost, and so meets its own file, the move is a success."""
+    one = publish(tmp_path, "x").name
+    link = os.link
+
+    def twice(*names):
+        link(*names)
+        link(*names)
+
+    with patch("os.link", twice):
+        assert tags.move(tmp_path, "x", "prod", one).number == 1
+    assert tags.read(tmp_path, "x")["prod"].version == one
+
+
+def test_refused(publish, tmp_path) -> None:
+    """A tag names no version that is missing or retired, and has a name that is one."""
+    one, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire(one)
+    with pytest.raises(UsageError, match="retired"):
+        tags.move(tmp_path, "x", "prod", one.name)
+    with pytest.raises(UsageError, match="no such version"):
+        tags.move(tmp_path, "x", "prod", "0" * 32)
+    with pytest.raises(UsageError, match="not a version"):
+        tags.move(tmp_path, "x", "prod", f"../x/{two.name}")
+    for bad in ("", "..", "a/b", ".hidden", "-x", "a" * 101):
+        with pytest.raises(UsageError, match="cannot be named"):
+            tags.move(tmp_path, "x", bad, two.name)
+    assert tags.read(tmp_path, "x") == {}
+
+
+def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
+    """A version that is taken away after the first look is not named in the end, and the tag is what it was."""
+    one, two = (publish(tmp_path, "x", number) for number in range(2))
+    tags.move(tmp_path, "x", "prod", one.name)
+    link = os.link
+
+    def removed(*names):
+        if two.exists():
+            two.rename(tmp_path / "gone")
+        link(*names)
+
+    with patch("os.link", removed), pytest.raises(UsageError, match="no such version"):
+        tags.move(tmp_path, "x", "prod", two.name)
+    assert [move.version for move in tags.history(tmp_path, "x", "prod")] == [one.name, two.name, one.name]
+
+
+def test_retire_meets_tag(publish, tmp_path) -> None:
+    """A version that a tag names cannot be retired; nor where the tag is set while that is being written."""
+    one = publish(tmp_path, "x")
+    write = catalog.write
+
+    def tagged(path, record, **settings):
+        tags.move(tmp_path, "x", "prod", one.name)
+        write(path, record, **settings)
+
+    with patch("pitools.store.catalog.write", tagged), pytest.raises(UsageError, match="tag prod names it"):
+        retire(one)
+    with pytest.raises(UsageError, match="tag prod names it"):
+        retire(one)
+    assert not catalog.retired_file(tmp_path, "x", one.name).exists()
+
+
+def test_damaged_entry(publish, tmp_path) -> None:
+    """An entry that is not one, or a link to somewhere else, is named rather than passed over."""
+    tags.move(tmp_path, "x", "prod", publish(tmp_path, "x").name)
+    path = catalog.tags_dir(tmp_path, "x") / "prod/2.json"
+    path.write_text("{")
+    with pytest.raises(DataError, match=str(path)):
+        tags.read(tmp_path, "x")
+    catalog.write(path, tags._Move(version="../../else", at="", by=""))
+    with pytest.raises(DataError, match="is not a version"):
+        tags.read(tmp_path, "x")
+    path.unlink()
+    path.symlink_to(path.with_name("1.json"))
+    with pytest.raises(DataError, match="not a tag's value"):
+        tags.read(tmp_path, "x")
+
+
+def _mover(root: Path, versions: list[str], seed: int, start, wins) -> None:
+    start.wait()
+    for i in range(20):
+        to = versions[(seed * 7 + i) % len(versions)]
+        seen = tags.current(root, "x", "prod")
+        if seen and seen.version == to:
+            continue
+        try:
+            made = tags.move(root, "x", "prod", to, expect=seen.version if seen else "", why=f"{seed}.{i}")
+        except TryLater:
+            continue
+        if made.why == f"{seed}.{i}":
+            wins.put((made.number, seed, i, seen.version if seen else "", to))
+
+
+def test_many_at_once(publish, tmp_path) -> None:
+    """Of many processes that move one tag, every success has a number of its own, and the history is one chain."""
+    versions = [publish(tmp_path, "x", number).name for number in range(5)]
+    context = multiprocessing.get_context("fork")
+    start, wins = context.Barrier(6), context.SimpleQueue()
+    movers = [context.Process(target=_mover, args=(tmp_path, versions, seed, start, wins)) for seed in range(6)]
+    for mover in movers:
+        mover.start()
+    won = []
+    while any(mover.is_alive() for mover in movers) or not wins.empty():
+        if not wins.empty():
+            won.append(wins.get())
+    for mover in movers:
+        mover.join()
+        assert mover.exitcode == 0
+    while not wins.empty():
+        won.append(wins.get())
+    history = tags.history(tmp_path, "x", "prod")
+    won.sort()
+    assert [number for number, *_ in won] == [*range(1, len(history) + 1)]
+    assert [f"{seed}.{i}" for _, seed, i, _, _ in won] == [move.why for move in history]
+    held = ""
+    for (_, _, _, expected, to), move in zip(won, history, strict=True):
+        assert expected == held
+        held = to
+        assert move.version == to
+    assert len(history) >= 20
+
+
+def test_no_hard_links(publish, tmp_path) -> None:
+    """Where the file system refuses links that is told, and nothing is left behind."""
+    one = publish(tmp_path, "x").name
+    with patch("os.link", side_effect=PermissionError(1, "no")), pytest.raises(ClusterError):
+        tags.move(tmp_path, "x", "prod", one)
+    assert list((catalog.tags_dir(tmp_path, "x") / "prod").iterdir()) == []

@@ -1,0 +1,95 @@
+"""The command itself, run in this process as `pit` would."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pitools.cli import run
+from pitools.commands.dataset_check import check
+
+
+@pytest.fixture
+def invoke(monkeypatch, capfd):
+    """Runs the command as `pit` does; exit code, records, stderr."""
+
+    def call(*words: str) -> tuple[int, list[dict], str]:
+        monkeypatch.setattr("sys.argv", ["pit-dataset-check", *words])
+        code = run(check, "pit dataset check")
+        out, err = capfd.readouterr()
+        return code, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+def test_clean(invoke, copy) -> None:
+    """Nothing is 0, no records, and a line on stderr that says what was read."""
+    code, records, err = invoke(str(copy))
+    assert (code, records) == (0, [])
+    assert f"x {copy.name}: nothing found; read " in err
+
+
+def test_newest(invoke, copy) -> None:
+    """A dataset's folder stands for its newest version."""
+    code, _, err = invoke(str(copy.parent))
+    assert code == 0
+    assert copy.name in err
+
+
+def test_faults(invoke, make) -> None:
+    """Faults are 1, a record each, and can be put in quarantine and released."""
+    path = make(lambda demos: demos[3]["actions"].__setitem__(5, float("nan")))
+    code, (record,), err = invoke(str(path), "--quarantine")
+    assert code == 1
+    assert list(record) == [
+        "schema", "level", "check", "array", "episode", "file", "step", "what", "got", "expected"]  # fmt: skip
+    assert (record["schema"], record["episode"], record["step"]) == ("pit.dataset-finding/1", 3, 5)
+    assert "1 fault" in err
+    assert "in quarantine: 1 episode\n" in err
+    code, records, err = invoke(str(path), "--release")
+    assert (code, records) == (0, [])
+    assert "released: 1 episode\n" in err
+    assert "nothing is in quarantine" in invoke(str(path), "--release")[2]
+
+
+def test_faults_of_all(invoke, make) -> None:
+    """Faults that are of no one episode put nothing in quarantine, and that is said."""
+    path = make(lambda demos: [known["actions"].fill(1) for known in demos])
+    code, records, err = invoke(str(path), "--quarantine")
+    assert code == 1
+    assert {record["check"] for record in records if record["level"] == "fault"} == {"constant"}
+    assert "nothing to put in quarantine: no fault is of one episode alone" in err
+
+
+def test_damage(invoke, copy) -> None:
+    """Damage is 5, whatever else there is."""
+    (copy / "action/c/0/0").write_bytes(b"")
+    code, records, err = invoke(str(copy), "--quarantine", "--deep")
+    assert (code, records[0]["level"], records[0]["file"]) == (5, "damage", "action/c/0/0")
+    assert "in quarantine: the whole version" in err
+
+
+def test_warnings(invoke, make, tmp_path) -> None:
+    """Warnings alone are 0; a file of bounds can make them more."""
+    path = make(lambda demos: demos[3].pop("language"))
+    code, (record,), _ = invoke(str(path))
+    assert (code, record["level"]) == (0, "warning")
+    (tmp_path / "bounds.toml").write_text('levels = {language = "fault"}')
+    assert invoke(str(path), "--bounds", str(tmp_path / "bounds.toml"))[0] == 1
+    (tmp_path / "bounds.toml").write_text('levels = {langauge = "fault"}')
+    code, _, err = invoke(str(path), "--bounds", str(tmp_path / "bounds.toml"))
+    assert code == 3
+    assert 'did you mean "language"?' in err
+
+
+def test_release_stands_alone(invoke, copy) -> None:
+    """To release and to quarantine at once is a usage error."""
+    assert invoke(str(copy), "--release", "--quarantine")[0] == 2
+
+
+def test_help() -> None:
+    """The help says what the exit codes are."""
+    shown: Result = CliRunner().invoke(check, ["--help"])
+    assert "1 faults, 5 damage" in shown.output

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from pitools.dataset import check
+from pitools.dataset.check.bounds import Bounds
+from pitools.dataset.check.drift import compared
+from pitools.store import manifest as manifests
+from pitools.store.manifest import ArraySchema, Manifest, Statistics
+
+STEPS = 50
+IMAGE = "obs/eye_image"
+
+
+def statistics(values: np.ndarray) -> Statistics:
+    """Of rows of columns, or of channels."""
+    flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
+    bad = ~np.isfinite(flat)
+    kept = np.where(bad, np.nan, flat)
+    numbers = (np.nanmin(kept, 0), np.nanmax(kept, 0), np.nanmean(kept, 0), np.nanstd(kept, 0))
+    names = ("minimum", "maximum", "mean", "deviation")
+    told = {name: tuple(row.tolist()) for name, row in zip(names, numbers, strict=True)}
+    return Statistics(rows=len(values), bad=int(bad.sum()), **told)
+
+
+def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
+    """Actions and frames of so many episodes, each around a place of its own."""
+    rng = np.random.default_rng(seed)
+    action = rng.normal(size=(episodes * STEPS, 4)) + np.repeat(rng.normal(size=(episodes, 4)) * 0.5, STEPS, axis=0)
+    action[:, 3] = 0
+    frames = rng.integers(60, 180, (episodes * 4, 6, 6, 3))
+    values = {"action": action, IMAGE: frames}
+    for name, change in changes.items():
+        values[{"image": IMAGE}.get(name, name)] = change(values[{"image": IMAGE}.get(name, name)])
+    return values
+
+
+def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, **changes) -> Manifest:
+    steps = len(values["action"])
+    known = {
+        "name": "x", "episodes": steps // STEPS, "steps": steps, "files": (), "source": ({"file": "a"},),
+        "arrays": {"action": ArraySchema(shape=values["action"].shape, dtype="float64"),
+                   IMAGE: ArraySchema(shape=(steps, 6, 6, 3), dtype="uint8")},
+        "statistics": {name: statistics(rows) for name, rows in values.items()},
+        "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
+        "parent": manifests.version(manifests.encode(parent)) if parent else "",
+    } | changes  # fmt: skip
+    return Manifest(**known)
+
+
+def appended(parent: dict[str, np.ndarray], more: dict[str, np.ndarray], **changes) -> tuple[Manifest, Manifest]:
+    """The manifests of a version with more episodes, and of its parent."""
+    before = manifest(parent)
+    both = {name: np.concatenate([rows, more[name]]) for name, rows in parent.items()}
+    after = manifest(both, parent=before, **{"source": (*before.source, {"file": "b"}), **changes})
+    return after, before
+
+
+def checks(findings) -> list[tuple[str, str, str]]:
+    return [(finding.level, finding.check.removesuffix("-drift"), finding.array) for finding in findings]
+
+
+@pytest.mark.parametrize("episodes", [1, 5, 200])
+def test_more_of_the_same(episodes) -> None:
+    """A few episodes or many, from where the parent's came from, are let through."""
+    assert check.gate(*appended(data(200), data(episodes, seed=1))) == []
+    assert check.gate(manifest(data(200, seed=2)), manifest(data(200))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"action": lambda rows: rows + np.array([0, 3, 0, 0])}, {"mean"}),
+        ({"action": lambda rows: rows * [1, 1, 8, 1]}, {"deviation"}),
+        ({"action": lambda rows: rows * [0.02, 1, 1, 1]}, {"deviation"}),
+        ({"action": lambda rows: rows * [1, 0, 1, 1]}, {"constant"}),
+        ({"action": lambda rows: np.where(np.arange(len(rows))[:, None] == 7, 90, rows)}, {"range", "deviation"}),
+        ({"action": lambda rows: np.where(np.arange(len(rows))[:, None] < 9, np.nan, rows)}, {"nan"}),
+        ({"image": lambda frames: frames // 4}, {"brightness"}),
+    ],
+    ids=["shift", "wider", "narrower", "constant", "range", "nan", "dark"],
+)
+@pytest.mark.parametrize("kind", ["append", "backfill"])
+def test_values_that_drift(kind, change, expected) -> None:
+    """A bad batch of data is found, be it the whole version or a tenth that drowns in what was there before."""
+    if kind == "append":
+        found = check.gate(*appended(data(400), data(40, seed=1, **change)))
+    else:
+        found = check.gate(manifest(data(40, seed=1, **change)), manifest(data(400)))
+    said = {name for level, name, _ in checks(found) if level == "fault"}
+    assert expected & said
+    assert said <= expected | {"range", "constant"}
+
+
+def test_it_says_what_and_how_much() -> None:
+    """The column that drifts most is named, with both numbers."""
+    (finding,) = check.gate(manifest(data(200, action=lambda rows: rows + np.array([0, 3, 0, 0]))), manifest(data(200)))
+    assert "column 1" in finding.what
+    assert finding.got == "2.938 in column 1"
+    assert finding.expected.startswith("-0.06245 ")
+
+
+def test_a_column_that_wakes_up() -> None:
+    """A column that never moved in the parent and now does is worth a look."""
+    found = check.gate(manifest(data(200, action=lambda rows: rows + rows[:, :1] * [0, 0, 0, 1])), manifest(data(200)))
+    assert ("warning", "constant", "action") in checks(found)
+
+
+def test_schema() -> None:
+    """A step of another form is a fault; an array more or less is worth a look."""
+    known = manifest(data(20))
+    other = {**known.arrays, "action": ArraySchema(shape=(1000, 6), dtype="float64")}
+    assert ("fault", "schema", "action") in checks(check.gate(msgspec.structs.replace(known, arrays=other), known))
+    less = {"action": known.arrays["action"]}
+    fewer = msgspec.structs.replace(known, arrays=less)
+    assert checks(check.gate(fewer, known)) == [("warning", "schema", IMAGE)]
+    assert checks(check.gate(known, fewer)) == [("warning", "schema", IMAGE)]
+
+
+def test_tasks() -> None:
+    """Episodes of other tasks than before are worth a look, and which task it is."""
+    (finding,) = check.gate(manifest(data(100), tasks={"fold": 100}), manifest(data(100)))
+    assert (finding.level, finding.check, "'fold' (+100%)" in finding.got) == ("warning", "task-drift", True)
+    tasks = {"pick": 100, "place": 100, "fold": 20}
+    after, before = appended(data(200), data(20, seed=1), tasks=tasks)
+    assert checks(check.gate(after, before)) == [("warning", "task", "")]
+
+
+def test_length() -> None:
+    """Episodes three times as long on average are a fault."""
+    longer = msgspec.structs.replace(manifest(data(90)), episodes=30)
+    assert checks(check.gate(longer, manifest(data(100)))) == [("fault", "length", "")]
+
+
+def test_observations_may_move() -> None:
+    """Poses of another scene are worth a look, and no reason to refuse it; other units are."""
+
+    def renamed(**changes) -> Manifest:
+        known = manifest(data(200, **changes))
+        named = {field: {"obs/joints": getattr(known, field)["action"]} for field in ("arrays", "statistics")}
+        return msgspec.structs.replace(known, **named)
+
+    moved = renamed(action=lambda rows: rows + np.array([0, 3, 0, 0]))
+    assert checks(check.gate(moved, renamed())) == [("warning", "mean", "obs/joints")]
+    degrees = renamed(action=lambda rows: rows * 57.3)
+    assert ("fault", "deviation", "obs/joints") in checks(check.gate(degrees, renamed()))
+
+
+def test_real_episodes_appended(bridge, tmp_path) -> None:
+    """Real episodes, some added to others, are let through; in other units, or in the dark, they are not."""
+    import h5py
+
+    from pitools.dataset.ingest import ingest
+
+    def some(name: str, numbers: range, change=lambda _: None) -> Path:
+        with h5py.File(bridge) as source, h5py.File(tmp_path / name, "w") as file:
+            file.create_group("data")
+            for number in numbers:
+                source.copy(f"data/demo_{number}", file["data"])
+                change(file[f"data/demo_{number}"])
+        return tmp_path / name
+
+    def dark(demo) -> None:
+        demo["obs/agentview_image"][...] = demo["obs/agentview_image"][...] // 4
+
+    def millimetres(demo) -> None:
+        demo["actions"][...] = demo["actions"][...] * np.array([1000, 1000, 1000, 1, 1, 1, 1], np.float32)
+
+    parent = Path(ingest([some("a.hdf5", range(15))], root=tmp_path / "root", name="x").path)
+    faults = {}
+    for change in (lambda _: None, dark, millimetres):
+        file = some(f"{change.__name__.strip('<>')}.hdf5", range(15, 25), change)
+        child = Path(ingest([file], root=tmp_path / "root", name="x", append=parent).path)
+        found = check.gate(manifests.load(child)[0], manifests.load(parent)[0])
+        faults[change.__name__] = {(one.check, one.array) for one in found if one.level == "fault"}
+    assert faults["<lambda>"] == set()
+    assert faults["dark"] == {("brightness-drift", "obs/agentview_image")}
+    assert faults["millimetres"] == {(f"{name}-drift", "action") for name in ("mean", "deviation", "range")}
+
+
+def test_time_goes_on(make) -> None:
+    """Times since 1970 of another day are beyond the parent's, and nothing is wrong with that."""
+
+    def on(day: int):
+        def change(demos) -> None:
+            for known in demos:
+                known["obs/timestamp"] = known["obs/timestamp"] + 1.7e9 + 86400 * day
+
+        return change
+
+    parent = make(on(0))
+    child = make(on(1), name="y", seed=1)
+    assert check.gate(manifests.load(child)[0], manifests.load(parent)[0]) == []
+
+
+def test_made_anew() -> None:
+    """More episodes of other recordings are no append, though the parent is named: all of them are judged."""
+    after, before = appended(data(100), data(20, seed=1), source=({"file": "c"}, {"file": "b"}))
+    assert not compared(after, before).appended
+    assert compared(*appended(data(100), data(20, seed=1))).appended
+
+
+def test_a_large_mean() -> None:
+    """Of what is added to values far from zero, what changes is not taken for what does not."""
+
+    def far(episodes: int, seed: int) -> dict[str, np.ndarray]:
+        return data(episodes, seed, action=lambda rows: rows * [1, 1, 1, 0] + 1.7e9)
+
+    assert check.gate(*appended(far(200, 0), far(40, 1))) == []
+    # Where it can be told, it is.
+    still = data(40, 1, action=lambda rows: rows * [1, 0, 1, 1] + 30)
+    found = check.gate(*appended(data(200, 0, action=lambda rows: rows + 30), still))
+    assert ("fault", "constant", "action") in checks(found)
+
+
+def test_bounds() -> None:
+    """Bounds decide, and levels."""
+    pair = manifest(data(200, action=lambda rows: rows + np.array([0, 3, 0, 0]))), manifest(data(200))
+    assert check.gate(*pair, Bounds(mean_shift=5, range_growth=5)) == []
+    assert checks(check.gate(*pair, Bounds(levels={"mean-drift": "warning"}))) == [("warning", "mean", "action")]
+    assert check.gate(*pair, Bounds(levels={"mean-drift": "off"})) == []
+
+
+def test_without_statistics() -> None:
+    """Of versions that keep no statistics nothing is said of values."""
+    bare = msgspec.structs.replace(manifest(data(20)), statistics=msgspec.UNSET, tasks=msgspec.UNSET)
+    assert check.gate(bare, manifest(data(20))) == []
+    assert check.gate(manifest(data(20)), bare) == []
+
+
+def with_statistics(path: Path, resign, parent: str = "") -> Path:
+    """A version whose manifest says what its actions are like."""
+    from pitools.store.arrays import Arrays
+
+    store = Arrays(path)
+    told = statistics(store.read("action", 0, store.manifest.steps))
+    return resign(path, statistics={"action": told}, parent=parent)
+
+
+def test_against_the_parent(make, found, resign) -> None:
+    """A version is compared with its parent, if that lies beside it, and with any other that is named."""
+
+    def change(demos) -> None:
+        for known in demos:
+            known["actions"] += 6
+            for key, value in known.items():
+                if not isinstance(value, str):
+                    known[key] = value[:14]
+
+    parent = with_statistics(make(), resign)
+    child = with_statistics(make(change, seed=1), resign, parent=parent.name)
+    assert child.parent == parent.parent
+    said = {finding.check for finding in found(child)}
+    assert said == {"mean-drift", "length-drift", "range-drift"} - ({"range-drift"} - said)
+    assert {finding.check for finding in found(parent, against=child)} >= {"mean-drift", "length-drift"}
+    moved = child.rename(child.parent.parent / child.name)
+    assert found(moved) == []

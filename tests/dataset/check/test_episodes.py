@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pitools.store.arrays import Arrays
+
+STEPS = sum(40 + number for number in range(8))
+
+
+def offsets(path) -> np.ndarray:
+    return Arrays(path).offsets.copy()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda at: at.__setitem__(3, at[4] + 1), "episode 3 ends before it begins"),
+        (lambda at: at.__setitem__(-1, at[-1] - 1), "not from the first step to the last"),
+        (lambda at: at.__setitem__(0, 1), "not from the first step to the last"),
+    ],
+)
+def test_offsets(copy, found, resign, rewrite, change, what) -> None:
+    """Beginnings of episodes that cannot be are damage, though every digest is right."""
+    at = offsets(copy)
+    change(at)
+    rewrite(copy, "episode_offsets", at)
+    (finding,) = found(resign(copy))
+    assert (finding.level, finding.array, finding.what) == ("damage", "episode_offsets", what)
+
+
+def test_offsets_of_other_lengths(copy, found, resign, rewrite) -> None:
+    """Episodes that are cut elsewhere than they were recorded do not have the length that is said of them."""
+    at = offsets(copy)
+    at[3] -= 5
+    rewrite(copy, "episode_offsets", at)
+    findings = found(resign(copy))
+    said = [finding for finding in findings if finding.check == "episodes"]
+    assert [(finding.level, finding.episode, finding.got, finding.expected) for finding in said] == [
+        ("damage", 2, "42", "37 steps"), ("damage", 3, "43", "48 steps")]  # fmt: skip
+
+
+def test_unequal_length(copy, found, resign, manifest_of, places) -> None:
+    """An array that has not one row for each step is damage."""
+    import msgspec
+
+    arrays = dict(manifest_of(copy).arrays)
+    arrays["reward"] = msgspec.structs.replace(arrays["reward"], shape=(STEPS - 1,))
+    path = resign(copy, arrays=arrays)
+    assert ("episodes", "reward", None, None) in places(found(path))
+    assert {finding.level for finding in found(path)} == {"damage"}
+
+
+def test_lines(copy, found, resign, rewrite) -> None:
+    """What is said of episodes has to be one line of JSON for each."""
+    text = Arrays(copy).read("episode_json", 0, Arrays(copy).array("episode_json").shape[0])
+    broken = text.copy()
+    broken[:4] = ord("x")
+    rewrite(copy, "episode_json", broken)
+    (finding,) = found(resign(copy))
+    assert (finding.level, finding.array) == ("damage", "episode_json")
+    assert "not JSON Lines" in finding.what
+
+
+def test_too_short(make, found) -> None:
+    """An episode of one step teaches nothing."""
+
+    def change(demos) -> None:
+        demos[2] = {key: value if isinstance(value, str) else value[:1] for key, value in demos[2].items()}
+
+    findings = found(make(change))
+    assert [(finding.level, finding.check, finding.episode, finding.got) for finding in findings] == [
+        ("fault", "length", 2, "1 steps")]  # fmt: skip
+
+
+def test_too_long(make, found) -> None:
+    """An episode ten times as long as the others is worth a look."""
+
+    def change(demos) -> None:
+        rng = np.random.default_rng(7)
+        for key, value in demos[2].items():
+            if not isinstance(value, str):
+                demos[2][key] = np.concatenate([value] * 10)
+        steps = len(demos[2]["actions"])
+        demos[2]["obs/timestamp"] = 0.1 * np.arange(steps)
+        demos[2]["actions"] += 0.01 * rng.normal(size=(steps, 7)).astype(np.float32)
+
+    (finding,) = found(make(change))
+    assert (finding.level, finding.check, finding.episode, finding.got) == ("warning", "length", 2, "420 steps")
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "what"),
+    [
+        (lambda t: t.__setitem__(9, t[8]), 9, "time does not go on"),
+        (lambda t: t.__setitem__(slice(20, None), t[20:] - 50), 20, "time does not go on"),
+        (lambda t: t.__iadd__(np.where(np.arange(len(t)) >= 13, 1.0, 0)), 13, "a gap in time"),
+        (lambda t: t.__setitem__(slice(None), 0.05 * np.arange(len(t))), None, "another rate"),
+    ],
+)
+def test_times(make, found, places, change, step, what) -> None:
+    """Times that stand still, go back, leave a gap, or run at another rate, with episode and step."""
+    findings = found(make(lambda demos: change(demos[3]["obs/timestamp"])))
+    assert places(findings) == {("time", "obs/timestamp", 3, step)}
+    assert (findings[0].level, what in findings[0].what) == ("fault", True)
+
+
+def test_language(make, found) -> None:
+    """An episode without an instruction, where others have one, is named; a dataset without any is as it should be."""
+    (finding,) = found(make(lambda demos: demos[3].pop("language")))
+    assert (finding.level, finding.check, finding.episode, finding.got) == ("warning", "language", 3, "1 of 8")
+    assert found(make(lambda demos: [known.pop("language") for known in demos], name="y")) == []
+
+
+def test_splits(copy, found, resign, edit) -> None:
+    """Splits that name episodes that are not there, share some, or are no lists, are found."""
+
+    def change(known) -> None:
+        known["attributes"]["splits"] = {"train": [0, 1, 2, 8, -1], "valid": [2, 7], "20_percent": [0, 1], "odd": "no"}
+
+    edit(copy, "zarr.json", change)
+    findings = found(resign(copy))
+    assert {finding.what.split(":")[0] for finding in findings} == {"split 'train'", "split 'odd'"}
+    assert sorted(finding.got for finding in findings) == ["-1, 8", "2", "no"]
+    assert {finding.level for finding in findings} == {"fault"}
+
+
+def test_levels_and_bounds(make, found, tmp_path) -> None:
+    """A file of bounds makes a check stricter, milder, silent, or sets when it speaks."""
+    from pitools.dataset.check.bounds import load
+
+    def change(demos) -> None:
+        demos[3].pop("language")
+        demos[4]["obs/timestamp"][20:] += 1
+        demos[5]["obs/eye_image"][:3] = 0
+
+    path = make(change)
+    (tmp_path / "bounds.toml").write_text('time_gap = 20\nlevels = {language = "fault", blank = "off"}')
+    findings = found(path, bounds=load(tmp_path / "bounds.toml"))
+    assert [(finding.level, finding.check) for finding in findings] == [("fault", "language")]
+    assert len(found(path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("time_gpa = 2", 'did you mean "time_gap"?'),
+        ('levels = {blanc = "off"}', 'did you mean "blank"?'),
+        ('levels = {blank = "no"}', ""),
+        ("mean_shift = -1", "a number from 0 up"),
+        ("mean_shift = nan", "a number from 0 up"),
+        ("x", ""),
+    ],
+)
+def test_bounds_are_strict(tmp_path, text, said) -> None:
+    """What is misspelt in a file of bounds is refused, with what was meant."""
+    from pitools.core.errors import ConfigError
+    from pitools.dataset.check.bounds import load
+
+    (tmp_path / "b.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "b.toml")
+    assert said in caught.value.hint
+    assert "b.toml" in caught.value.where
+
+
+def test_every_named_check_is_one(repo) -> None:
+    """The names that bounds know are those that the checks use."""
+    import re
+
+    from pitools.dataset.check.bounds import CHECKS
+
+    folder = repo / "pitools/dataset/check"
+    text = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    used = set(re.findall(r'check="([a-z-]+)"', text)) - {"always"}
+    drift = {f"{name}-drift" for name in re.findall(r'(?:_drift\(|_worst\()"([a-z]+)"', text)}
+    damage = {"manifest", "file", "schema", "shard", "digest", "episodes"}
+    assert (used | drift) - damage == set(CHECKS)
+
+
+def test_too_short_among_short() -> None:
+    """An episode of one step is too short, also where most are hardly longer; others are not."""
+    from pitools.dataset.check.bounds import Bounds
+    from pitools.dataset.check.episodes import length
+
+    (finding,) = length(np.array([2, 3, 1, 2, 4]), Bounds())
+    assert (finding.level, finding.episode, finding.got) == ("fault", 2, "1 steps")

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import numpy as np
+
+from pitools.dataset.check.quarantine import quarantine, release
+from pitools.store import catalog
+
+
+def test_episodes(make, found) -> None:
+    """Episodes with faults are kept from training, each with its reasons; warnings are not."""
+
+    def change(demos) -> None:
+        demos[2]["actions"][7] = np.nan
+        demos[2]["obs/eye_image"][:2] = 0
+        demos[5]["obs/timestamp"][9] = 0
+        demos[6].pop("language")
+
+    path = make(change)
+    record = quarantine(path, found(path))
+    assert record == catalog.quarantine(path)
+    assert (record.whole, list(record.episodes), record.reasons) == (False, [2, 5], ())
+    assert record.episodes[2][0] == "nan: action, step 7: 1 steps have a NaN or an infinity"
+    assert record.episodes[2][1].startswith("blank: obs/eye_image, step 0: ")
+    assert release(path) == record
+    assert catalog.quarantine(path) is None
+    assert release(path) is None
+
+
+def test_added(copy) -> None:
+    """What an earlier check, which looked closer, put in quarantine stays there beside what is found now."""
+    from pitools.dataset.check.finding import Finding
+
+    def fault(episode: int, what: str) -> Finding:
+        return Finding(level="fault", check="nan", episode=episode, what=what)
+
+    quarantine(copy, [fault(1, "bad"), fault(3, "bad")])
+    record = quarantine(copy, [fault(1, "bad"), fault(1, "worse"), fault(2, "bad")])
+    assert record == catalog.quarantine(copy)
+    assert record.episodes == {1: ("nan: bad", "nan: worse"), 2: ("nan: bad",), 3: ("nan: bad",)}
+    whole = quarantine(copy, [Finding(level="damage", check="shard", what="rot")])
+    assert (whole.whole, set(whole.episodes)) == (True, {1, 2, 3})
+    again = quarantine(copy, [fault(4, "bad")])
+    assert (again.whole, again.reasons, set(again.episodes)) == (True, ("shard: rot",), {1, 2, 3, 4})
+
+
+def test_damaged_record(copy) -> None:
+    """Where the record cannot be read, the whole version is kept, until that is released."""
+    quarantine(copy, _fault())
+    (file,) = (copy.parent / ".catalog/quarantine").iterdir()
+    file.write_text("{")
+    record = quarantine(copy, _fault())
+    assert (record.whole, set(record.episodes)) == (True, {1})
+    assert release(copy) == record
+
+
+def test_whole(copy, found) -> None:
+    """A damaged version is kept from training as a whole."""
+    (copy / "action/c/0/0").unlink()
+    record = quarantine(copy, found(copy))
+    assert record.whole
+    assert record.reasons == ("file: the file is missing (action/c/0/0)",)
+
+
+def test_nothing(copy, found) -> None:
+    """Where nothing is wrong, nothing is written, and what was in quarantine stays there."""
+    assert quarantine(copy, found(copy)) is None
+    assert not (copy.parent / ".catalog").exists()
+    record = quarantine(copy, [*found(copy), *_fault()])
+    assert quarantine(copy, found(copy)) is None
+    assert catalog.quarantine(copy) == record
+
+
+def _fault():
+    from pitools.dataset.check.finding import Finding
+
+    return [Finding(level="fault", check="nan", episode=1, what="bad")]
+
+
+def test_the_version_is_not_touched(copy, found) -> None:
+    """Nothing in the version's own folder changes, not even a time."""
+
+    def state() -> dict[str, tuple[int, int, int]]:
+        known = {}
+        for folder, folders, names in os.walk(copy):
+            for name in (*folders, *names, "."):
+                status = os.lstat(f"{folder}/{name}")
+                known[f"{folder}/{name}"] = (status.st_mtime_ns, status.st_ino, stat.S_IMODE(status.st_mode))
+        return known
+
+    before = state()
+    quarantine(copy, [*found(copy, deep=True), *_fault()])
+    release(copy)
+    assert state() == before
+
+
+def test_record(copy, found) -> None:
+    """The record is JSON with its schema first, as every reader of the catalog expects it."""
+    quarantine(copy, _fault())
+    (file,) = (copy.parent / ".catalog/quarantine").iterdir()
+    assert file.name == f"{copy.name}.json"
+    known = json.loads(file.read_text())
+    assert next(iter(known.items())) == ("schema", "pit.quarantine/1")
+    assert known["episodes"] == {"1": ["nan: bad"]}

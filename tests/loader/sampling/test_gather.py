@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pitools.core.errors import UsageError
+from pitools.loader.sampling.bucketing import Bucketed
+from pitools.loader.sampling.packed import Packed
+from pitools.loader.sampling.packing import Packing
+from pitools.loader.sampling.samples import Samples, Windowed
+from pitools.loader.sampling.sequences import sequences
+from pitools.loader.sampling.windows import Span, Windows
+from pitools.store.arrays import Arrays
+
+LENGTHS = (7, 1, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def version(record: Callable[..., Path]) -> Path:
+    """Episodes that are shorter than some windows."""
+    return record(LENGTHS)
+
+
+@pytest.mark.parametrize("resident", [0, 64 << 20])
+@pytest.mark.parametrize("order", ["slice", "rows"])
+def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: int, order: str):
+    """Any window about any step, such as the next one alone: from memory and from files the steps of a plain loop."""
+    arrays = Arrays(version, resident_bytes=resident)
+    action, offsets = Arrays(version).read("action", 0, sum(LENGTHS)), arrays.offsets.tolist()
+    for before in range(-9, 10):
+        for length in (1, 2, 5, 9):
+            windows = Windows(arrays.offsets, np.arange(4), {"action": Span(before, length - before)}, pad=True)
+            samples = Windowed(arrays, windows, shuffle=False)
+            drawn, out = samples.at(np.arange(len(windows))), np.full((len(windows), length, 3), np.nan)
+            rows = np.arange(len(windows))[::-1] if order == "rows" else None
+            samples.read(drawn, 0, len(windows), {"action": out}, rows)
+            expected = np.stack([
+                action[np.clip(np.arange(step - before, step - before + length), start, stop - 1)]
+                for start, stop in pairwise(offsets) for step in range(start, stop)
+            ])  # fmt: skip
+            np.testing.assert_array_equal(out if rows is None else out[::-1], expected)
+
+
+def test_what_is_not_along_steps_is_no_sample(version: Path):
+    """The array of episodes' ends has rows of its own: taken for steps it would give others, and no error."""
+    arrays = Arrays(version)
+    known, names = sequences(arrays.offsets, np.arange(4), 8), ["action", "episode_offsets"]
+    spans = dict.fromkeys(names, Span(0, 1))
+    made: list[Callable[[], Samples]] = [
+        lambda: Windowed(arrays, Windows(arrays.offsets, np.arange(4), spans, pad=True)),
+        lambda: Packed(arrays, names, Packing(known, 8)),
+        lambda: Bucketed(arrays, names, known, [8], batch_size=8),
+    ]
+    for make in made:
+        with pytest.raises(UsageError, match="'episode_offsets' is not along steps"):
+            make()
+
+
+def test_windows_of_another_version_are_refused(version: Path, record: Callable[..., Path]):
+    """Mixed up, as where several datasets are mixed, they would reach over the ends of episodes, and no error."""
+    arrays, other = Arrays(version), Arrays(record((7, 2, 3, 2)))
+    spans, known = {"action": Span(0, 1)}, sequences(other.offsets, np.arange(4), 8)
+    made: list[Callable[[], Samples]] = [
+        lambda: Windowed(arrays, Windows(other.offsets, np.arange(4), spans)),
+        lambda: Windowed(arrays, Windows(np.array([0, 1, 1, 1, 1, 2]), np.arange(5), spans)),
+        lambda: Packed(arrays, ["action"], Packing(known, 8)),
+        lambda: Bucketed(arrays, ["action"], known, [8], batch_size=8),
+    ]
+    for make in made:
+        with pytest.raises(UsageError, match="of another version"):
+            make()

@@ -1,0 +1,147 @@
+"""Batches as JAX arrays: on one device, over a mesh, and over the processes of a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+LENGTHS = (40, 3, 25, 60, 17)
+# As a module for programs of their own: JAX's devices are counted once, when a process starts.
+COMMON = """
+import json, os, sys
+from itertools import islice
+from pathlib import Path
+import numpy as np
+from pitools.loader.loader import Loader
+from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.windows import Span, Windows
+from pitools.store.arrays import Arrays
+
+def loader(path=sys.argv[-1], **more):
+    arrays = Arrays(Path(path), resident_bytes=0)
+    spans = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(1, 1)}
+    windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
+    return Loader(Windowed(arrays, windows), **{"batch_size": 16, **more})
+"""
+
+
+@pytest.fixture(scope="module")
+def path(record: Callable[..., Path]) -> Path:
+    """A small version."""
+    return record(LENGTHS)
+
+
+def run(code: str, *argv: str, **env: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "SLURM_"))}
+    env = {**kept, "JAX_PLATFORMS": "cpu", **env}
+    argv = (sys.executable, "-c", COMMON + code, *argv)
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(*processes: subprocess.Popen[str]) -> list[Any]:
+    """What each printed, as JSON."""
+    try:
+        ends = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, errors) in zip(processes, ends, strict=True):
+        assert process.returncode == 0, out + errors
+    return [json.loads(out.splitlines()[-1]) for out, _ in ends]  # Gloo prints too
+
+
+MESH = """
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pitools.loader.to_jax import jax_batches
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+plain, batches = loader(), jax_batches(loader(), NamedSharding(mesh, PartitionSpec("data")))
+kept = []
+for batch, expected in zip(islice(batches, 6), plain):
+    for part in ("arrays", "inside"):
+        for name, array in getattr(expected, part).items():
+            found = getattr(batch, part)[name]
+            assert found.sharding.spec == PartitionSpec("data") and found.addressable_shards[0].data.shape[0] == 4
+            np.testing.assert_array_equal(found, array.astype(found.dtype))
+            for shard in found.addressable_shards:
+                np.testing.assert_array_equal(shard.data, array[shard.index].astype(found.dtype))
+    np.testing.assert_array_equal(np.asarray(batch.keys).view(np.uint64)[:, 0], expected.keys)
+    assert jax.random.uniform(jax.random.wrap_key_data(batch.keys[3])).shape == ()
+    assert batch.samples.tolist() == expected.samples.tolist()
+    kept.append((batch, {name: array.copy() for name, array in expected.arrays.items()}))
+for batch, arrays in kept:  # after their buffers have been filled again
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(batch.arrays[name], array.astype(batch.arrays[name].dtype))
+assert batches.state().position == 6 * 16 and len(jax.devices()) == 8
+print(json.dumps([sorted(batch.arrays), str(batch.arrays["obs/image"].dtype)]))
+"""
+
+
+def test_a_batch_over_a_mesh_is_the_global_batch(path: Path):
+    """On eight devices of four rows: each shard has its samples, also after the loader has filled its buffers again."""
+    (found,) = said(run(MESH, str(path), XLA_FLAGS="--xla_force_host_platform_device_count=8"))
+    assert found == [["action", "obs/image", "obs/state"], "uint8"]
+
+
+RANKS = """
+import jax
+rank, count, port = map(int, sys.argv[1:4])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from pitools.core.errors import ConfigError
+from pitools.loader.to_jax import jax_batches
+mesh = Mesh(np.array(jax.devices()), ("data",))
+over = NamedSharding(mesh, PartitionSpec("data"))
+batches = jax_batches(loader(rank=rank, world_size=count), over)
+sums = []
+for batch in islice(batches, 5):
+    assert batch.arrays["obs/image"].shape[0] == 16 and len(batch.samples) == 16 // count
+    weighted = jax.jit(lambda x, k: (x.astype(float).sum((1, 2, 3, 4)), k))(batch.arrays["obs/image"], batch.keys)
+    whole, keys = multihost_utils.process_allgather(weighted, tiled=True)
+    sums.append([whole.tolist(), np.asarray(keys).tolist()])
+wrong = jax_batches(loader(rank=count - 1 - rank, world_size=count), over)
+try:
+    next(wrong)
+    raise SystemExit("a part that belongs elsewhere was taken")
+except ConfigError as error:
+    assert f"rank={rank}, world_size={count}" in error.hint, error.hint
+alone = jax_batches(loader(rank=rank, world_size=count), jax.local_devices()[0])
+assert next(alone).arrays["action"].shape[0] == 16 // count
+batches.close(), wrong.close(), alone.close()
+multihost_utils.sync_global_devices("end")
+print(json.dumps(sums))
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_put_the_global_batch_together(path: Path, count: int):
+    """Each reads its part, all see one batch, the same for 2 and 4; a part that belongs elsewhere is refused."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    threads = {"NPROC": "1", "OMP_NUM_THREADS": "1"}
+    found = said(*(run(RANKS, str(rank), str(count), port, str(path), **threads) for rank in range(count)))
+    scope: dict[str, Any] = {}
+    exec(COMMON.replace("sys.argv[-1]", "None"), scope)
+    expected = [
+        [batch.arrays["obs/image"].astype(np.float32).sum((1, 2, 3, 4)).tolist(),
+         batch.keys.view(np.uint32).reshape(-1, 2).tolist()]
+        for batch in islice(scope["loader"](path), 5)
+    ]  # fmt: skip
+    for sums in found:
+        assert sums == expected

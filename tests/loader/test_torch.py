@@ -1,0 +1,215 @@
+"""Batches as torch tensors, and by torch's own DataLoader."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitools.loader.loader import Loader
+from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.windows import Span, Windows
+from pitools.store.arrays import Arrays
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from pitools.loader import device, to_torch  # noqa: E402
+
+# Of torch on a small machine, and of Python 3.12 on: what it warns of is what these tests try.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
+
+LENGTHS = (40, 3, 25, 60, 17)
+WORKERS = """
+from pathlib import Path
+import numpy as np
+from pitools.loader.loader import Loader
+from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.windows import Span, Windows
+from pitools.store.arrays import Arrays
+
+def make(path, seed=0):
+    arrays = Arrays(Path(path), resident_bytes=0)
+    spans = {"obs/image": Span(1, 1), "action": Span(0, 8)}
+    windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
+    return Loader(Windowed(arrays, windows, seed=seed), batch_size=16)
+
+def total(batch):
+    return {"step": batch.step, "samples": batch.samples, "total": batch.arrays["obs/image"].sum(dtype=int)}
+"""
+WORKERS = WORKERS.replace("dtype=int", "dtype=__import__('torch').int64")
+
+
+@pytest.fixture(scope="module")
+def path(record: Callable[..., Path]) -> Path:
+    """A small version."""
+    return record(LENGTHS)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that worker processes can import too."""
+    (tmp_path / "made_for_workers.py").write_text(WORKERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import made_for_workers
+
+    yield made_for_workers
+    del sys.modules["made_for_workers"]
+
+
+def loader(path: Path, **more: Any) -> Loader:
+    arrays = Arrays(path, resident_bytes=0)
+    spans = {"obs/image": Span(1, 1), "action": Span(0, 8)}
+    windows = Windows(arrays.offsets, np.arange(len(LENGTHS)), spans, pad=True)
+    return Loader(Windowed(arrays, windows), **{"batch_size": 16, **more})
+
+
+def test_tensors_are_views_of_the_batch(path: Path):
+    """On the CPU: the same values in the same memory, which is used again; state and times are the loader's."""
+    batches, plain = to_torch.torch_batches(loader(path), "cpu"), loader(path)
+    places = set()
+    for batch, expected in zip(islice(batches, 20), plain, strict=False):
+        assert batch.step == expected.step
+        for name in ("arrays", "inside"):
+            for key, array in getattr(expected, name).items():
+                np.testing.assert_array_equal(getattr(batch, name)[key].numpy(), array)
+        np.testing.assert_array_equal(batch.samples.numpy(), expected.samples)
+        np.testing.assert_array_equal(batch.keys.numpy().view(np.uint64), expected.keys)
+        assert batch.bytes_read > 0
+        places.add(batch.arrays["obs/image"].data_ptr())
+        if expected.step == 19:
+            break
+    assert len(places) <= 4
+    assert batches.times.batches == 20
+    assert batches.state() == plain.state()
+    batches.load_state(batches.state())
+    assert next(batches).samples.tolist() == next(plain).samples.tolist()
+    batches.close()
+
+
+class Copied:
+    """A device as far as `OnDevice` sees one: copies that begin at `put` and are over at `settle`."""
+
+    def __init__(self, batches: Loader) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.on = device.OnDevice(batches, self.put, self.settle, early=True)
+
+    def put(self, batch: Any) -> Any:
+        self.events.append(("put", batch.step))
+        return [batch, None]
+
+    def settle(self, given: Any) -> None:
+        given[1] = given[0].arrays["action"].copy()
+        self.events.append(("settle", given[0].step))
+
+
+def test_the_next_batch_is_copied_while_this_one_is_trained_on(path: Path):
+    """Its copy begins before this one is given, its buffers are not filled before the copy is over, state is exact."""
+    expected = [batch.arrays["action"].copy() for batch in islice(loader(path), 8)]
+    batches = loader(path)
+    copied = Copied(batches)
+    for step in range(4):
+        while step and not batches.ready:
+            pass
+        given = next(copied.on)
+        np.testing.assert_array_equal(given[1], expected[step])
+        assert copied.on.state().position == (step + 1) * 16
+        order = [event for event in copied.events if event[1] >= step]
+        assert order[:2] == [("put", step), ("settle", step)]
+        assert ("settle", step + 1) not in order
+    assert ("put", 4) in copied.events or not batches.ready
+    copied.on.close()
+    np.testing.assert_array_equal(next(copied.on)[1], expected[4])  # nothing is lost by closing
+    copied.on.load_state(copied.on.state())
+    np.testing.assert_array_equal(next(copied.on)[1], expected[5])
+    copied.on.close()
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("where", ["put", "settle"])
+def test_a_copy_that_fails_loses_no_batch(path: Path, step: int, where: str):
+    """As when a device is out of memory: raised for the batch it is of, which the next call gives, with its state."""
+    expected = [batch.arrays["action"].copy() for batch in islice(loader(path), 5)]
+    batches = loader(path)
+    copied, failing = Copied(batches), {step}
+    copy = getattr(copied, where)
+
+    def fail(given: Any) -> Any:
+        number = (given if where == "put" else given[0]).step
+        if number in failing:
+            raise MemoryError(number)
+        return copy(given)
+
+    on = device.OnDevice(batches, *(fail if name == where else getattr(copied, name) for name in ("put", "settle")),
+                         early=True)  # fmt: skip
+    for number in range(5):
+        until = time.monotonic() + 0.1  # after an error nothing is read ahead
+        while not batches.ready and time.monotonic() < until:
+            pass
+        if number == step:
+            with pytest.raises(MemoryError):
+                next(on)
+            assert on.state().position == 16 * number
+            failing.clear()
+        np.testing.assert_array_equal(next(on)[1], expected[number])
+        assert on.state().position == 16 * (number + 1)
+    on.close()
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_a_dataloader_gives_the_same_batches(path: Path, context: str | None, workers: Any):
+    """No workers, or two, forked after this process has read, or spawned: batches of the loader, in its order."""
+    plain = loader(path)
+    expected = [(batch.step, batch.samples.tolist(), batch.arrays["obs/image"].copy()) for batch in islice(plain, 7)]
+    stream = to_torch.BatchStream(partial(workers.make, path))
+    count = {"num_workers": 2, "multiprocessing_context": context, "timeout": 60} if context else {"num_workers": 0}
+    found = list(islice(torch.utils.data.DataLoader(stream, batch_size=None, **count), 7))
+    for batch, (step, samples, images) in zip(found, expected, strict=True):
+        assert (batch.step, batch.samples.tolist()) == (step, samples)
+        np.testing.assert_array_equal(batch.arrays["obs/image"].numpy(), images)
+    plain.close()
+
+
+def test_a_dataloader_goes_on_from_a_state_and_transforms(path: Path, workers: Any):
+    """After seven batches, with three workers that transform: the eighth and on, once each."""
+    plain = loader(path)
+    expected = [(batch.step, int(batch.arrays["obs/image"].sum(dtype=np.int64))) for batch in islice(plain, 12)][7:]
+    state = to_torch.BatchStream(partial(workers.make, path)).state(7)
+    assert state.position == 7 * 16
+    stream = to_torch.BatchStream(partial(workers.make, path), transform=workers.total, state=state)
+    loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=3, timeout=60)
+    assert [(batch["step"], int(batch["total"])) for batch in islice(loaded, 5)] == expected
+    assert stream.state(2).position == 9 * 16
+    plain.close()
+
+
+def test_pinned_buffers_are_numpy_arrays(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of any shape and type; where there is no GPU, torch's empty memory stands for the pinned."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **more: empty(*size, **more))
+    for shape, dtype in (((7,), "float64"), ((3, 2, 5), "uint8"), ((0,), "int32")):
+        buffer = to_torch.pinned(shape, np.dtype(dtype))
+        assert (buffer.shape, buffer.dtype) == (shape, dtype)
+        buffer[...] = 3
+    batches = loader(path, allocate=to_torch.pinned)
+    expected = loader(path)
+    for _ in range(5):
+        np.testing.assert_array_equal(next(batches).arrays["action"], next(expected).arrays["action"])
+
+
+def test_another_kind_of_device_is_given_copies(path: Path):
+    """Tensors are on the device that was asked for, each batch in its own place there; here, torch's `meta`."""
+    batches = to_torch.torch_batches(loader(path), "meta")
+    for step, batch in enumerate(islice(batches, 3)):
+        assert batch.step == step
+        assert {tensor.device.type for tensor in (*batch.arrays.values(), *batch.inside.values(), batch.keys)} == {
+            "meta"
+        }
+        assert batch.arrays["action"].shape == (16, 8, 3)
+    batches.close()
