@@ -22,6 +22,8 @@ from loader_peers import WAYS, Way, copies, enter, fastest, named
 from loader_sets import IMAGE, LENGTH, SIDE, Recording, ingest, kinds, record
 from stage_sets import arguments, say, spread, workspace
 
+from pitools.loader.memory import aligned
+
 BATCH = 16
 SHAPE = (BATCH, LENGTH, SIDE, SIDE, 3)
 # Codec → peer → least ratio.
@@ -30,7 +32,7 @@ REACH = {
     "lz4": {"zarr": 5.0, "zarrs": 1.8, "tensorstore": 1.5},
     "zstd": {"zarr": 2.5, "zarrs": 1.3, "tensorstore": 1.0},
 }
-WORKERS, MEMMAP, ANY = 4.0, 0.95, 1.0
+WORKERS, MEMMAP, ANY = 4.0, 0.95, 0.0
 DEFAULT, ALWAYS = "ours", "ours, always"
 
 
@@ -40,7 +42,7 @@ class Hot:
     def __init__(self, made: Recording, path: Path, codec: str, *, batches: int, tune: bool) -> None:
         self.made, self.path, self.codec, self.batches, self.tune = made, path, codec, batches, tune
         self.ours = {DEFAULT: Ours(path, check="first"), ALWAYS: Ours(path, check="always")}
-        self.outs = [np.empty(SHAPE, np.uint8) for _ in range(self.ours[DEFAULT].buffers)]
+        self.outs = [aligned(SHAPE, np.dtype(np.uint8)) for _ in range(self.ours[DEFAULT].buffers)]
         self.workers: dict[str, Any] = {}
         self.about: dict[str, str] = {}
 

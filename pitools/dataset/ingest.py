@@ -266,6 +266,5 @@ def _say_what_stays(place: Place, made: Plan) -> None:
         place.remove()
         return
     total = sum(known.shards for known in made.grids.values())
-    root = place.path.parent.parent
-    print(f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove them "
-          f"with `pit dataset gc {root} --grace 0s`", file=sys.stderr)  # fmt: skip
+    print(f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove that "
+          "folder; `pit dataset gc` does when nobody has gone on for a week", file=sys.stderr)  # fmt: skip

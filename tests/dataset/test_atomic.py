@@ -106,7 +106,7 @@ def test_interrupt_is_gone_on_from(large, tmp_path) -> None:
     _, talk = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "shards are kept in" in talk
-    assert f"`pit dataset gc {root} --grace 0s`" in talk
+    assert "run the same command to go on" in talk
     assert list(root.iterdir()) == [root / TEMPORARY]
     before = shards(root)
     version = ingest([large], root=root, name="x", codec="zstd")
