@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-CLUSTERS = Path("/var/tmp/pit-devcluster")
+CLUSTERS = Path("/var/tmp/pit-devcluster")  # where the site files of alpha and beta say that they are
 
 
 def _up(name: str) -> bool:

@@ -73,11 +73,23 @@ def test_topology(clusters: Path, repo: Path, tmp_path: Path) -> None:
     conf = str(clusters / "alpha" / "slurm.conf")
     said = follow(repo, tmp_path, "pitools/topology/README.md", 0, 1, 2, SLURM_CONF=conf).splitlines()
     assert said[1].split() == ["0", "alpha01", "leaf1"]
-    assert [line.split("\t")[1] for line in said[10:13]] == ["alpha01", "alpha02", "alpha04"]
+    assert [line.split("\t")[1] for line in said[10:13]] == ["alpha02", "alpha04", "alpha01"]
     ranks = [line.split() for line in said[-8:]]
     assert [rank for rank, _ in ranks] == [str(number) for number in range(8)]
     hosts = (tmp_path / "hosts").read_text().split()
     assert [node for _, node in ranks] == hosts
+
+
+@pytest.mark.slurm
+def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """Nodes of one leaf, a CSV as a picture and as Slurm's file, and ranks for torchrun, MPI and JAX."""
+    said = follow(repo, tmp_path, "pitools/topology/README.md", 3, 4).splitlines()
+    assert said[0] in ("alpha02,alpha04", "alpha03,alpha05")
+    assert "tree: 3 nodes, 3 leaves, 2 pods" in said[1]
+    assert "SwitchName=P2/S1 Nodes=n3" in (tmp_path / "topology.conf").read_text()
+    assert (tmp_path / "ranks").read_text().startswith("alpha01 --node-rank=0 --nnodes=4 ")
+    assert len((tmp_path / "rf").read_text().splitlines()) == 32
+    assert '"shape":[4,2,4]' in (tmp_path / "mesh.json").read_text()
 
 
 def test_readmes_are_short(repo: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pitools.core.errors import ClusterError, ToolMissing, Unreachable
 
@@ -35,20 +35,22 @@ def run(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     without: Collection[str] = (),
-    stdin: str | None = None,
+    stdin: str | BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
 ) -> Completed:
     """Run a program to its end and return its exit code and text, whatever the code is.
 
     The program gets this process's environment, less the names in `without`, and `env` on top. On time-out the whole
     process group is killed, so that a client that forked leaves nothing behind. A process that the program detached is
-    left alone and not waited for, though it may hold the program's output. Raises ToolMissing when there is no such
-    program, Unreachable on time-out.
+    left alone and not waited for, though it may hold the program's output. stdin: text, or a file or pipe to read.
+    stdout: where the output goes instead of into the answer. Raises ToolMissing when there is no such program,
+    Unreachable on time-out.
     """
     with _held(stdin) as given:
         process = _popen(
             argv,
             stdin=given,
-            stdout=subprocess.PIPE,
+            stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**{name: value for name, value in os.environ.items() if name not in without}, **(env or {})},
             start_new_session=True,
@@ -72,10 +74,10 @@ def run(
 
 
 @contextlib.contextmanager
-def _held(text: str | None) -> Iterator[int]:
+def _held(text: str | BinaryIO | None) -> Iterator[int]:
     # A file in memory, not a pipe: nobody has to feed it while the program's output is read.
-    if text is None:
-        yield subprocess.DEVNULL
+    if not isinstance(text, str):
+        yield text.fileno() if text else subprocess.DEVNULL
         return
     with os.fdopen(os.memfd_create("stdin"), "wb") as file:
         file.write(text.encode())
@@ -89,12 +91,14 @@ def _communicate(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[by
     deadline, last_words = now + timeout_s, float("inf")
     while True:
         try:
-            return process.communicate(timeout=max(0.0, min(_LOOK_S, deadline - now)))
+            out, err = process.communicate(timeout=max(0.0, min(_LOOK_S, deadline - now)))
+            return out or b"", err  # None where it went elsewhere
         except subprocess.TimeoutExpired as waited:
             now = time.monotonic()
             if process.poll() is not None:
                 last_words = min(last_words, now + _GRACE_S)
-                if now >= min(last_words, deadline):
+                # Beyond the deadline, too: what has ended in time has been answered, and half of it would be a lie.
+                if now >= last_words:
                     return waited.output or b"", waited.stderr or b""
             elif now >= deadline:
                 raise

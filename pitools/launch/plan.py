@@ -12,7 +12,7 @@ from pitools.core.errors import ConfigError
 from pitools.core.record import Record
 from pitools.launch.request import Request
 from pitools.site import dialect
-from pitools.site.model import Site
+from pitools.site.model import Partition, Site
 from pitools.site.template import Dataset, fill, render
 from pitools.stage.source import find_folder
 from pitools.store import manifest
@@ -127,10 +127,23 @@ def _fits(request: Request, site: Site, name: str, time_s: int, where: str) -> N
     if request.gpus_per_node > partition.gpus_per_node:
         what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
         raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
+    _fits_gpu(request, partition, name, where)
     limit_s = dialect.limit_s(partition)
     if limit_s is not None and time_s > limit_s:
         what = f'time = {units.slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
         raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
+
+
+def _fits_gpu(request: Request, partition: Partition, name: str, where: str) -> None:
+    """Raise ConfigError where the partition's GPUs are not those that will do."""
+    kinds = {kind.strip().lower() for kind in request.gpu.split(",") if kind.strip()}
+    if kinds and partition.gpu.lower() not in kinds:
+        what = f'gpu = "{request.gpu}", but partition "{name}" has {partition.gpu or "none that its site names"}'
+        raise ConfigError(what, where=where, hint="choose another partition, or name the type in the site file")
+    if request.gpu_memory_gib > partition.gpu_memory_gib:
+        held = f"{partition.gpu_memory_gib} GiB" if partition.gpu_memory_gib else "what its site does not say"
+        what = f'gpu_memory_gib = {request.gpu_memory_gib}, but a GPU of partition "{name}" has {held}'
+        raise ConfigError(what, where=where, hint="choose another partition")
 
 
 def _staged(name: str, source: str, site: Site) -> Staged:

@@ -13,6 +13,7 @@ from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.site import dialect
 
 Framework = Literal["jax", "torch", "none"]
+Topology = Literal["none", "exclude", "nodelist", "reservation"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -28,10 +29,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
     rank; exactly one of the two. data: name → folder of a dataset, or its place below the site's `paths.data`; ranks
     read it at `PIT_DATA_<NAME>`. time: a minute or more, as `sbatch --time`, or `2h`. tier: looked up in the site's
-    tiers. partition, account, tier: "" is the site's. segment: nodes that must share a block, where the site's
-    topology has blocks; 0 leaves it to Slurm. signal: sent to every rank before the time limit, as `USR2@90`
-    (seconds); "" for none. workdir: where ranks run, relative to the request file. memory: of each node, as
-    `sbatch --mem`.
+    tiers. partition, account, tier: "" is the site's. gpu: the types that will do, divided by commas, as site files
+    name them; gpu_memory_gib: what each needs at least. segment: nodes that must share a block, where the site's
+    topology has blocks; 0 leaves it to Slurm. topology: how Slurm is kept to the best free nodes, "none" to leave
+    the choice to it. signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" for none. workdir:
+    where ranks run, relative to the request file. memory: of each node, as `sbatch --mem`.
     """
 
     name: str
@@ -42,12 +44,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tasks_per_node: int = 1
     cpus_per_task: int = 1
     gpus_per_node: int = 0
+    gpu: str = ""
+    gpu_memory_gib: int = 0
     segment: int = 0
     memory: str = ""
     time: str = ""
     tier: str = ""
     partition: str = ""
     account: str = ""
+    topology: Topology = "none"
     constraint: str = ""
     nodelist: str = ""
     exclude: str = ""
@@ -89,8 +94,14 @@ def check(request: Request, where: str) -> None:
     for key in ("nodes", "tasks_per_node", "cpus_per_task"):
         require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")
     require(not request.signal or bool(_SIGNAL.fullmatch(request.signal)), f"signal = {request.signal!r}", "USR2@90")
-    for key in ("gpus_per_node", "segment"):
+    for key in ("gpus_per_node", "gpu_memory_gib", "segment"):
         require(getattr(request, key) >= 0, f"{key} = {getattr(request, key)} must be 0 or more")
+    needs_gpu = bool(request.gpu or request.gpu_memory_gib)
+    require(
+        bool(request.gpus_per_node) or not needs_gpu, "gpu and gpu_memory_gib say which GPUs", "set gpus_per_node too"
+    )
+    settled = bool(request.nodelist) and request.topology != "none"
+    require(not settled, "nodelist and topology both choose nodes", "leave one of them out")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
     for name in request.env:

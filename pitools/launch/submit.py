@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,15 @@ import msgspec
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.files import os_error
-from pitools.launch import local
+from pitools.launch import local, nodes
 from pitools.launch.plan import Plan
 from pitools.run import folder
 from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.refusals import Unanswered
 from pitools.store import manifest
+from pitools.topology.get.acquire import HELD
+from pitools.topology.model import Fabric
 
 _IMPORT_S = 120.0
 _IMPORT = """
@@ -67,7 +70,8 @@ def run(plan: Plan, site: Site) -> Path:
         raise os_error(error, run_dir) from error
     folder.note(run_dir, "created", site=site.name)
     try:
-        job = _start(plan, site, run_dir)
+        fabric = nodes.fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
+        job = _start(plan, site, run_dir, HELD if fabric else ())
     except Unanswered as error:
         # The request was sent and no answer came: the job may exist, and needs its folder then.
         folder.note(run_dir, "unanswered", error=str(error))
@@ -86,7 +90,17 @@ def run(plan: Plan, site: Site) -> Path:
         _undo(run_dir, site)
         raise
     folder.note(run_dir, "submitted", job_id=job.job_id)
+    if fabric:
+        _place(plan, site, run_dir, fabric, job.job_id)
     return run_dir
+
+
+def _place(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
+    try:
+        nodes.get(plan, fabric, client(site), run_dir, job_id)
+    except PitError:
+        _undo(run_dir, site)  # its job was not to begin, and has been cancelled
+        raise
 
 
 def _look_for(run_dir: Path) -> str:
@@ -116,8 +130,8 @@ def _make(run_dir: Path, plan: Plan) -> None:
         raise
 
 
-def _start(plan: Plan, site: Site, run_dir: Path) -> folder.JobRef:
-    """Start the run's job; job.json is there from the moment that there is a job."""
+def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> folder.JobRef:
+    """Start the run's job, with these flags too; job.json is there from the moment that there is a job."""
     if site.scheduler == "none":
         job = local.start(run_dir, site)
         folder.write(run_dir / "job.json", job)
@@ -130,7 +144,7 @@ def _start(plan: Plan, site: Site, run_dir: Path) -> folder.JobRef:
     sent: list[folder.JobRef] = []
 
     def send(script: Path) -> str:
-        job_id = slurm.submit(path=str(script)).job_id
+        job_id = slurm.submit(path=str(script), args=args).job_id
         sent.append(folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now()))
         folder.write(run_dir / "job.json", sent[0])
         return job_id

@@ -95,6 +95,8 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
         said = toml.convert({"name": name, **tables}, Site, str(path))
         if said.templates:
             tables["templates"] = {script: _beside(path, template) for script, template in said.templates.items()}
+        if said.topology.file:
+            tables["topology"]["file"] = _beside(path, said.topology.file)
         _merge(merged, tables, came_from, str(path), "")
     where = " + ".join(str(path) for path in files(name))
     site = toml.convert(merged, Site, where)
@@ -164,8 +166,14 @@ def _check_units(site: Site, where: str) -> None:
             _ = text and units.size(text)
         key = "defaults.time"
         units.seconds(site.defaults.time)
+        key = "place.bandwidth"
+        if not units.size(site.place.bandwidth):
+            raise ConfigError("nothing would ever arrive", hint='bandwidth = "100MiB"')
         for name, partition in site.partitions.items():
             key = f"partitions.{name}.max_time"
             dialect.limit_s(partition)
+            key = f"partitions.{name}.speed and throughput"
+            if min((partition.speed, *partition.throughput.values())) <= 0:
+                raise ConfigError("0 or less: a job there would never end", hint="speed = 1.0")
     except PitError as error:
         raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error

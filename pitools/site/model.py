@@ -25,9 +25,13 @@ class Reach(Section, frozen=True, kw_only=True):
 
 
 class Slurm(Section, frozen=True, kw_only=True):
-    """The site's Slurm. conf: value of SLURM_CONF for its commands, when it is not the host's default."""
+    """The site's Slurm. conf: value of SLURM_CONF for its commands, when it is not the host's default.
+
+    cluster: its ClusterName; jobs are placed here only when it answers to that. "" is not compared.
+    """
 
     conf: str = ""
+    cluster: str = ""
     version: str = ""
 
 
@@ -54,7 +58,9 @@ class Dialect(Section, frozen=True, kw_only=True):
 class Partition(Section, frozen=True, kw_only=True):
     """One partition. Prices are in the site's currency per node and hour.
 
-    max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE are no limit.
+    max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE are no limit. speed: of one node, beside any other
+    partition's, for requests that nobody has measured. throughput: request name → samples per second and node, as
+    measured or known.
     """
 
     nodes: int = 0
@@ -66,6 +72,8 @@ class Partition(Section, frozen=True, kw_only=True):
     max_time: str = ""
     price_per_node_hour: float = 0.0
     accelerator: Literal["none", "gpu", "tpu"] = "none"
+    speed: float = 1.0
+    throughput: dict[str, float] = {}
 
 
 class Defaults(Section, frozen=True, kw_only=True):
@@ -115,10 +123,30 @@ class Staging(Section, frozen=True, kw_only=True):
 
 
 class Topology(Section, frozen=True, kw_only=True):
-    """The fabric, as Slurm's plugin has it. block_nodes: nodes of one block (an NVLink domain)."""
+    """The fabric, as Slurm's plugin has it. block_nodes: nodes of one block (an NVLink domain).
+
+    file: what describes the fabric better than Slurm does: topology.conf, topology.yaml, a CSV of host and switches, or
+    a measured matrix; relative to the site file. dims, nodes: a torus and its nodes, the last dimension the fastest.
+    """
 
     plugin: Literal["none", "tree", "block", "torus"] = "none"
     block_nodes: int = 0
+    file: str = ""
+    dims: tuple[int, ...] = ()
+    nodes: str = ""
+
+
+class Placing(Section, frozen=True, kw_only=True):
+    """What `pit place` may do here. tickets: the most of its jobs that may wait in the site's queue at a time.
+
+    bandwidth: what a second of copying brings to `paths.data`, such as `200MiB`, until it was measured.
+    failures_per_node_day: how often a node is lost. gpu_hours: what all our jobs may use in 30 days; 0 is no limit.
+    """
+
+    tickets: int = 4
+    bandwidth: str = "100MiB"
+    failures_per_node_day: float = 0.0
+    gpu_hours: float = 0.0
 
 
 class Container(Section, frozen=True, kw_only=True):
@@ -155,6 +183,7 @@ class Site(Section, frozen=True, kw_only=True):
     network: Network = Network()
     stage: Staging = Staging()
     topology: Topology = Topology()
+    place: Placing = Placing()
     container: Container = Container()
 
 

@@ -6,14 +6,16 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import ClusterError, UsageError
 from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT, ASSOCIATION_FORMAT, QOS_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
 from pitools.slurm.parse_nodes import NODE_FORMAT
 
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[\d,:%-]+\]|\+\d+)?")
 _HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
+_RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME = re.compile(r"[^\s,\x00-\x1f\x7f-][^,\x00-\x1f\x7f]*")
+_LONGEST = 130_000  # Linux takes 128 KiB in one argument
 
 _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 
@@ -102,6 +104,47 @@ def cancel(ids: Sequence[str]) -> list[str]:
 def requeue(ids: Sequence[str]) -> list[str]:
     """Put these batch jobs back in the queue under their own ids."""
     return ["scontrol", "requeue", ",".join(_ids(ids))]
+
+
+def update(
+    job_id: str, *, exclude: str | None = None, nodelist: str | None = None, reservation: str | None = None,
+    start_now: bool = False,
+) -> list[str]:  # fmt: skip
+    """Change a job that waits: host lists and reservation, of which "" is none and None is left as it is."""
+    said = [("excnodelist", exclude, _HOSTS), ("reqnodelist", nodelist, _HOSTS)]
+    said += [("reservationname", reservation, _RESERVATION)]
+    words = [
+        f"{key}={_checked(value, form, key) if value else ''}" for key, value, form in said if value is not None
+    ]  # fmt: skip
+    words += ["starttime=now"] if start_now else []
+    if longest := max((word for word in words if len(word) > _LONGEST), key=len, default=""):
+        hint = "name the nodes instead (nodelist, reservation)"
+        raise ClusterError(f"{longest[:40]}… is longer than a command line can be", where="scontrol", hint=hint)
+    return ["scontrol", "update", f"jobid={_ids([job_id])[0]}", *words]
+
+
+def reserve(name: str, nodes: str, user: str, minutes: int) -> list[str]:
+    """Keep nodes for a user's jobs from now on.
+
+    FLEX: a job that has started stays when the reservation ends. NO_HOLD_JOBS_AFTER: one that has not goes on waiting
+    without it. PURGE_COMP: it ends a minute after the last of its jobs; so nothing is left of it, whoever forgets it.
+    """
+    return [
+        "scontrol", "create", "reservation", f"reservationname={_checked(name, _RESERVATION, 'reservation')}",
+        "starttime=now", f"duration={minutes}", f"nodes={_checked(nodes, _HOSTS, 'host list')}",
+        f"users={_checked(user, _NAME, 'user')}", "flags=FLEX,NO_HOLD_JOBS_AFTER,PURGE_COMP=00:01:00",
+    ]  # fmt: skip
+
+
+def unreserve(name: str) -> list[str]:
+    """Remove a reservation that no job uses."""
+    return ["scontrol", "delete", f"reservationname={_checked(name, _RESERVATION, 'reservation')}"]
+
+
+def end_reservation(name: str) -> list[str]:
+    """Let a reservation end in two seconds; what runs in it goes on, where it is FLEX."""
+    checked = _checked(name, _RESERVATION, "reservation")
+    return ["scontrol", "update", f"reservationname={checked}", "endtime=now+2"]
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

@@ -179,6 +179,33 @@ class Client:
         """Put these batch jobs back in the queue under their own ids."""
         self._change(argv.requeue(ids), "the jobs may have been requeued: look at them with squeue first")
 
+    def update(
+        self, job_id: str, *, exclude: str | None = None, nodelist: str | None = None, reservation: str | None = None,
+        start_now: bool = False,
+    ) -> None:  # fmt: skip
+        """Change what a waiting job asks for, under its own id and age; None is left as it is, "" asks for nothing.
+
+        start_now: a job that was to begin later may start at once. Safe to repeat. A job that has started is refused.
+        """
+        self._read(argv.update(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation,
+                               start_now=start_now))  # fmt: skip
+
+    def reserve(self, name: str, nodes: str, user: str, minutes: int) -> None:
+        """Keep nodes for a user's jobs, for so many minutes at most. Operators only: others are refused."""
+        self._change(
+            argv.reserve(name, nodes, user, minutes), f"the reservation {name} may be there: it ends by itself"
+        )
+
+    def unreserve(self, name: str) -> None:
+        """End a reservation; what runs in it goes on. One that is not there is left alone. Safe to repeat."""
+        command = argv.unreserve(name)
+        done = self._call(command, {})
+        if done.code and "in use" in done.stderr:
+            command = argv.end_reservation(name)
+            done = self._call(command, {})
+        if is_refused(done) and "reservation is invalid" not in done.stderr:
+            raise self._refusal(command, done)
+
     def _read(self, command: Sequence[str]) -> str:
         return self._checked(command, self._call(command, READING))
 

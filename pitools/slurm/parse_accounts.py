@@ -19,10 +19,13 @@ ACCOUNTING_FORMAT = (
 _OPTIONAL = frozenset({"Reason", "Comment", "DerivedExitCode"})
 ASSOCIATION_FORMAT = (
     "Cluster", "Account", "User", "Partition", "QOS", "DefaultQOS", "GrpTRES", "MaxTRES", "MaxJobs", "Fairshare",
+    "ParentName",
 )  # fmt: skip
 QOS_FORMAT = (
-    "Name", "Priority", "Preempt", "PreemptMode", "GraceTime", "Flags", "GrpTRES", "MaxTRESPU", "MaxWall", "UsageFactor"
+    "Name", "Priority", "Preempt", "PreemptMode", "GraceTime", "Flags", "GrpTRES", "MaxTRESPU", "MaxWall",
+    "UsageFactor", "MaxTRES",
 )  # fmt: skip
+_NEEDED = 10  # of both; what is asked for behind these only makes the picture finer
 
 _BY = re.compile(r" by (\d+)$")
 
@@ -89,6 +92,7 @@ def associations(text: str) -> list[Association]:
             max_tres=tres(row[7]),
             max_jobs=count(row[8]),
             fairshare=row[9],
+            parent=row[10],
         )
         for row in _lines(text, ASSOCIATION_FORMAT, "sacctmgr show assoc")
     ]
@@ -108,6 +112,7 @@ def qos(text: str) -> list[Qos]:
             max_tres_per_user=tres(row[7]),
             max_wall_s=span_s(row[8]),
             usage_factor=_factor(row[9]),
+            max_tres=tres(row[10]),
         )
         for row in _lines(text, QOS_FORMAT, "sacctmgr show qos")
     ]
@@ -118,9 +123,9 @@ def _lines(text: str, columns: Sequence[str], command: str) -> Iterator[list[str
     for line in text.split("\n"):
         if line:
             row = line.split("|")
-            if len(row) < len(columns):
-                raise unreadable(command, f"{len(row)} values instead of {len(columns)}", line)
-            yield row
+            if len(row) < _NEEDED:
+                raise unreadable(command, f"{len(row)} values instead of {_NEEDED}", line)
+            yield row + [""] * (len(columns) - len(row))
 
 
 def _factor(text: str) -> float:

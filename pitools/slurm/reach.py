@@ -7,11 +7,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from pitools.core import proc
 from pitools.core.errors import ConfigError, Unreachable
+from pitools.slurm import mux
 
 Run = Callable[..., proc.Completed]
 
@@ -32,7 +34,7 @@ _REMOTE = (
 )
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
 # locale. On both streams this line ends them.
-_MARK = "\x1e\n"
+MARK = "\x1e\n"
 _MARKED = f"printf '\\036\\n'; printf '\\036\\n' >&2; {_REMOTE}"
 
 # Slurm prints local times without a zone: the zone is fixed where it is read. Array indices are never shortened.
@@ -59,39 +61,49 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call(
-    reach: Reach, argv: Sequence[str], *, env: Mapping[str, str], stdin: str | None = None, run: Run = proc.run
-) -> proc.Completed:
-    """Run a Slurm command where it is reached, with `env` on top, and without the variables that would bend it.
+    reach: Reach, argv: Sequence[str], *, env: Mapping[str, str], stdin: str | BinaryIO | None = None,
+    stdout: BinaryIO | None = None, run: Run = proc.run,
+) -> proc.Completed:  # fmt: skip
+    """Run a command where it is reached, with `env` on top, and without the variables that would bend Slurm's.
 
+    All commands to a host share one connection: see mux.py. stdin: text, or a file or pipe to read. stdout: where the
+    output goes instead of into the answer; over ssh what the login says comes first there, and ends with MARK.
     Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file.
     """
     where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
+    elsewhere = {"stdout": stdout} if stdout else {}
     try:
         if reach.host:
-            done = run(ssh_argv(reach, argv, env, marked=True), timeout_s=reach.timeout_s, stdin=stdin)
+            given_argv = ssh_argv(reach, argv, env, marked=True, options=mux.options(reach.host))
+            done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
             return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
         given = {**_conf(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
-        return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin)
+        return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin, **elsewhere)
     except Unreachable as error:
+        if reach.host:
+            mux.forget(reach.host)  # whatever hangs there, the next command does not wait behind it
         raise Unreachable(error.what, where=where, hint=error.hint) from error
 
 
-def ssh_argv(reach: Reach, argv: Sequence[str], env: Mapping[str, str], *, marked: bool = False) -> list[str]:
+def ssh_argv(
+    reach: Reach, argv: Sequence[str], env: Mapping[str, str], *, marked: bool = False, options: Sequence[str] = ()
+) -> list[str]:
     """The ssh command line for a Slurm command: one argument holds the whole remote command, quoted for its shell.
 
-    marked: a line with nothing but \\x1e stands before the command's own words, on stdout and on stderr.
+    marked: a line with nothing but \\x1e stands before the command's own words, on stdout and on stderr. options: more
+    of ssh's own.
     """
     settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
     remote = shlex.join(["sh", "-c", _MARKED if marked else _REMOTE, "sh", *settings, *argv])
     # Less than the whole, so that it is ssh that gives up, and says that nothing was sent.
     connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s / 2)))
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "--", reach.host, remote]
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *options, "--", reach.host, remote]
 
 
 def _of_command(text: str) -> str:
     """What follows the mark; all of it where ssh never got that far."""
-    _, mark, said = text.partition(_MARK)
+    _, mark, said = text.partition(MARK)
     return said if mark else text
 
 

@@ -70,7 +70,9 @@ class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
 
     job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: the number behind it. array_job_id,
     array_task: "" outside arrays. nodes: how many. start, end: expected ones while pending or running.
-    priority: None while Slurm has none. restarts, batch_host: from `scontrol show job` only.
+    priority: None while Slurm has none. restarts, batch_host and what follows: from `scontrol show job` only. features:
+    as asked for with `--constraint`. required_nodes, excluded_nodes: host lists as Slurm keeps them. segment: nodes of
+    a block, 0 for none.
     """
 
     job_id: str
@@ -96,6 +98,11 @@ class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     work_dir: str = ""
     restarts: int | None = None
     batch_host: str = ""
+    features: str = ""
+    required_nodes: str = ""
+    excluded_nodes: str = ""
+    reservation: str = ""
+    segment: int = 0
 
 
 class Accounting(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
@@ -133,7 +140,10 @@ class Accounting(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
 
 
 class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
-    """One row of the accounting tree: user "" is the account itself, partition "" is every partition."""
+    """One row of the accounting tree: user "" is the account itself, partition "" is every partition.
+
+    parent: the account above this account; "" for a user, who is below `account`.
+    """
 
     cluster: str
     account: str
@@ -145,10 +155,11 @@ class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
     max_tres: dict[str, str] = {}
     max_jobs: int | None = None
     fairshare: str = ""
+    parent: str = ""
 
 
 class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
-    """One quality of service. preempt: the QOS whose jobs it may preempt."""
+    """One quality of service. preempt: the QOS whose jobs it may preempt. max_tres: of one job."""
 
     qos: str
     priority: int = 0
@@ -160,6 +171,7 @@ class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
     max_tres_per_user: dict[str, str] = {}
     max_wall_s: int | None = None
     usage_factor: float = 1.0
+    max_tres: dict[str, str] = {}
 
 
 class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):

@@ -126,4 +126,7 @@ def node_state(text: str, cpus: int = 0, cpus_allocated: int = 0) -> tuple[str, 
 
 def takes_jobs(state: str, flags: Iterable[str]) -> bool:
     """Whether a node of this base state and these flags could start a job, now or once its present ones end."""
-    return state in {"idle", "mixed", "allocated"} and _BLOCKING.isdisjoint(flags)
+    held = set(flags) & _BLOCKING
+    if "powered_down" in flags:
+        held.discard("not_responding")  # a cloud node that was never started: Slurm starts it for a job
+    return state in {"idle", "mixed", "allocated"} and not held

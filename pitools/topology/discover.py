@@ -1,16 +1,116 @@
-"""The fabric of a live Slurm, whichever topology plugin it runs."""
+"""The fabric of a site: what its file says, else what its live Slurm says; and of any file that describes one."""
 
 from __future__ import annotations
 
+import os.path
+from collections.abc import Iterable
+from pathlib import Path
+
+from pitools.core.errors import ConfigError, DataError, PitError, UsageError
+from pitools.site.model import Site
+from pitools.slurm import parse_cluster
 from pitools.slurm.client import Client
 from pitools.slurm.records import Block, Switch
-from pitools.topology.model import Fabric, from_blocks, from_switches
+from pitools.topology.model import Fabric, from_blocks, from_switches, grid, listed, nodes
+from pitools.topology.sources import conf, nvlink, table, yaml
+
+_MOST_BYTES = 64 << 20
 
 
 def fabric(slurm: Client) -> Fabric:
-    """What `scontrol show topology` tells; empty for a flat topology. Raises what the client raises."""
-    parts = slurm.topology()
-    blocks = [part for part in parts if isinstance(part, Block)]
-    if blocks:
-        return from_blocks(blocks)
-    return from_switches([part for part in parts if isinstance(part, Switch)])
+    """What `scontrol show topology` tells, whichever plugin runs. Raises what the client raises, and DataError."""
+    return _of_parts(slurm.topology())
+
+
+def of_site(site: Site, slurm: Client | None) -> Fabric:
+    """The fabric of a site: of its topology.file, else the torus of its topology.dims, else what Slurm tells.
+
+    slurm: None for a site that has none; it is flat then, unless its file says more. Raises what these raise.
+    """
+    said = site.topology
+    if said.file:
+        return read(Path(said.file))
+    if said.dims:
+        return grid(said.dims, listed(said.nodes), f"{site.name}: topology.dims")
+    return fabric(slurm) if slurm else Fabric(kind="flat")
+
+
+def read(path: Path) -> Fabric:
+    """The fabric of a file: topology.conf, topology.yaml (`FILE#NAME` takes the topology of that name), a CSV of hosts
+    and switches, JSON Lines of `pit.nvlink/1`, a measured matrix (.csv, .npz, .npy), or a saved `scontrol show
+    topology`.
+
+    Raises ConfigError and DataError naming file, line and switch.
+    """  # fmt: skip
+    path, _, name = (path, "", "") if os.path.isfile(path) else _named(path)  # noqa: PTH113 (it raises nothing)
+    if path.suffix in (".npz", ".npy"):
+        from pitools.topology.sources import matrix
+
+        return matrix.load(path)
+    text, where = _text(path), str(path)
+    first = next((line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")), "")
+    if not first:
+        raise ConfigError("it describes no fabric", where=where)
+    if path.suffix in (".yaml", ".yml") or first == "---" or first.startswith("- "):
+        return yaml.read(text, where, name)
+    if name:
+        raise UsageError(f'"#{name}" is for a topology.yaml', where=where)
+    if first.startswith("{"):
+        return nvlink.read(text, where)
+    if " Level=" in first or " BlockIndex=" in first:
+        return _saved(text, where)
+    if "=" in first.split()[0]:
+        return conf.read(text, where)
+    return _table(text, first, where)
+
+
+def unwired(fabric: Fabric, names: Iterable[str]) -> list[str]:
+    """Those of the nodes that the fabric does not know, in the order given."""
+    known = set(nodes(fabric))
+    return [name for name in dict.fromkeys(names) if name not in known]
+
+
+def _of_parts(parts: Iterable[Switch | Block]) -> Fabric:
+    every = list(parts)
+    blocks = [part for part in every if isinstance(part, Block)]
+    switches = [part for part in every if isinstance(part, Switch)]
+    if not every:
+        return Fabric(kind="flat")
+    return from_blocks(blocks) if blocks else from_switches(switches)
+
+
+def _saved(text: str, where: str) -> Fabric:
+    try:
+        return _of_parts(parse_cluster.topology(text))
+    except PitError as error:
+        kind = DataError if isinstance(error, UsageError) else type(error)
+        raise kind(error.what, where=f"{where}: {error.where}", hint=error.hint) from error
+
+
+def _table(text: str, first: str, where: str) -> Fabric:
+    from pitools.topology.sources import matrix
+
+    return matrix.read(text, where) if matrix.is_matrix(first) else table.read(text, where)
+
+
+def _named(path: Path) -> tuple[Path, str, str]:
+    """The file and the topology of FILE#NAME."""
+    file, mark, name = path.name.rpartition("#")
+    return (path.with_name(file), mark, name) if file else (path, "", "")
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ConfigError("larger than any topology", where=str(path))
+        return data.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError("no such file", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("not text in UTF-8", where=str(path)) from error
+    except ValueError as error:  # a name with a NUL in it
+        raise ConfigError(f"cannot be read: {error}", where=repr(str(path))) from error

@@ -169,3 +169,15 @@ def test_nearest_falls_back_to_the_choices() -> None:
     """Nothing near: the choices; no choices: nothing."""
     assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
     assert nearest("zzz", []) == ""
+
+
+@pytest.mark.parametrize("text", ["n[1-1000000000]", "n[1", "n]1", "@all", "a&b", "n[]", "n[3-1]"])
+def test_what_is_no_host_list_is_said_at_once(text: str) -> None:
+    """Nothing is made of a list that is none, or that stands for more nodes than any cluster has."""
+    with pytest.raises(UsageError):
+        hosts.expand(text)
+
+
+def test_blanks_divide_a_host_list() -> None:
+    """Lists that were pasted, with newlines and blanks between and within, are read as they look."""
+    assert hosts.expand("n1\nn2 n3, n[4-5, 07]") == ["n1", "n2", "n3", "n4", "n5", "n07"]

@@ -93,6 +93,7 @@ def test_a_draining_node_keeps_its_load(allocated: int, state: str) -> None:
         ("idle", (), True),
         ("allocated", ("completing",), True),
         ("idle", ("powered_down", "cloud"), True),
+        ("idle", ("cloud", "powered_down", "not_responding"), True),
         ("idle", ("drain",), False),
         ("mixed", ("not_responding",), False),
         ("down", (), False),

@@ -134,3 +134,11 @@ def test_hosts_keep_their_order(clusters: Path, pit: Pit) -> None:
     """`--format hosts` of an order is not sorted by folding."""
     done = pit("topology", "order", "alpha[01-04]", "--site", "alpha", "--format", "hosts")
     assert done.stdout == "alpha01,alpha03,alpha02,alpha04\n"
+
+
+def test_groups_stay_below_a_switch() -> None:
+    """With groups of 4, switches that hold whole groups come first: one group is over two switches, and not two."""
+    sizes = {"a": 6, "b": 4, "c": 2}
+    fabric = from_switches([leaf(name, ",".join(f"{name}{i}" for i in range(size))) for name, size in sizes.items()])
+    ranks = [slot.leaf for slot in order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group=4)]
+    assert [len(set(ranks[at : at + 4])) for at in (0, 4, 8)] == [1, 1, 2]

@@ -1,0 +1,47 @@
+"""A noun whose commands live in several modules: none is imported but the one that is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+from pitools.core.errors import UsageError, nearest
+
+
+class LazyGroup(click.Group):
+    """A group of commands by name.
+
+    table: name → (module below `pitools.commands`, what it calls the command, a line of help), in the order of work.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """By name, in the order of work."""
+        return list(self.table)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help lines, without importing any command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in self.table.items()])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self.table:
+            return None
+        module, attribute, _ = self.table[cmd_name]
+        command: click.Command = getattr(import_module(f"pitools.commands.{module}"), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but naming the nearest command."""
+        if args[0] not in self.table and not args[0].startswith("-"):
+            raise UsageError(f'no command "{args[0]}"', where=ctx.command_path, hint=nearest(args[0], self.table))
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,158 @@
+"""`pit topology order`: nodes in rank order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import format_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pitools.core.record import Record
+    from pitools.site.model import Site
+    from pitools.slurm.client import Client
+    from pitools.topology.model import Fabric
+    from pitools.topology.order import Slot
+
+
+@click.command()
+@click.argument("nodes", required=False)
+@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="Whose fabric; inside a job, its own.")
+@click.option("--job", metavar="ID", help="Order the nodes of this running job.")
+@click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Short for --as hostfile --gpus N.")
+@click.option(
+    "--as", "shape", type=click.Choice(["hostfile", "torchrun", "rankfile", "jax", "ranks"]),
+    help="For srun, torchrun, Open MPI or JAX; or every rank with its groups.",
+)  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of a node, a rank each.")
+@click.option("--cpus", type=click.IntRange(1), default=1, metavar="N", help="Cores of a rank, for rankfile.")
+@click.option("--tensor", type=click.IntRange(1), default=1, metavar="T", help="Ranks of a tensor group.")
+@click.option("--pipeline", type=click.IntRange(1), default=1, metavar="P", help="Stages of a pipeline.")
+@click.option("-H", "as_hosts", is_flag=True, help="One line of nodes, in order.")
+@format_option
+def order(
+    nodes: str | None, site_name: str | None, job: str | None, hostfile: int | None, shape: str | None, gpus: int,
+    cpus: int, tensor: int, pipeline: int, as_hosts: bool, form: str,
+) -> None:  # fmt: skip
+    """Put NODES in rank order: depth first over the switch tree.
+
+    NODES is a host list such as n[01-16], or - to read lists or records from stdin. Without NODES, inside an
+    allocation, its own. With --as hostfile, a fabric that cannot be read is no reason to stop: the order is by name
+    then.
+    """
+    import os
+    import sys
+
+    from pitools.core import hosts
+    from pitools.core.errors import UsageError
+    from pitools.site.connect import client
+    from pitools.site.load import load
+    from pitools.slurm.client import Client
+    from pitools.topology import layout, order
+    from pitools.topology.model import listed
+
+    site = load(site_name) if site_name else None
+    slurm = client(site) if site and site.scheduler == "slurm" else Client()
+    if job:
+        running = [each for each in slurm.jobs(ids=[job]) if each.node_list]
+        if len(running) > 1:
+            hint = f"name one of them: {', '.join(each.job_id for each in running[:4])}"
+            raise UsageError(f"job {job} is {len(running)} jobs", where="--job", hint=hint)
+        nodes = running[0].node_list if running else ""
+    elif nodes == "-":
+        nodes = _named(sys.stdin.read())
+    elif nodes is None:
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes:
+        raise UsageError("no nodes to order", hint="give a host list, - for stdin, or --job ID of a running job")
+    if hostfile and shape not in (None, "hostfile"):
+        raise UsageError(f"both --hostfile and --as {shape}", hint="give one of them")
+    shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
+    nodes = ",".join(nodes.split())
+    listed(nodes)  # before it is expanded: it may stand for more names than there is memory
+    fabric = _fabric(site, slurm, must=shape != "hostfile")
+    slots = order.order(hosts.expand(nodes), fabric, layout.nodes_per_replica(gpus, tensor, pipeline))
+    if shape:
+        _shaped(shape, slots, nodes, slurm, gpus=gpus, cpus=cpus, tensor=tensor, pipeline=pipeline, form=form)
+    elif as_hosts or form == "hosts":
+        click.echo(",".join(slot.node for slot in slots))  # folding would sort
+    else:
+        _records(slots, ("position", "node", "leaf"), form)
+
+
+def _fabric(site: Site | None, slurm: Client, *, must: bool) -> Fabric:
+    from pitools.core.errors import PitError
+    from pitools.topology import discover
+    from pitools.topology.model import Fabric
+
+    try:
+        if site is None:
+            return discover.fabric(slurm)
+        return discover.of_site(site, slurm if site.scheduler == "slurm" else None)
+    except PitError as error:
+        if must:
+            raise
+        # A job that has waited for hours for its nodes is not ended for want of a better order.
+        click.echo(f"pit: ranks in name order: {error}", err=True)
+        return Fabric(leaves=())
+
+
+def _shaped(
+    shape: str, slots: Sequence[Slot], nodes: str, slurm: Client, *, gpus: int, cpus: int, tensor: int,
+    pipeline: int, form: str,
+) -> None:  # fmt: skip
+    from pitools.topology import layout
+    from pitools.topology.model import listed
+
+    seats = layout.seats(slots, gpus, tensor, pipeline)  # also where only the nodes are printed: what cannot be is said
+    if shape == "hostfile":
+        click.echo(layout.hostfile(slots, gpus), nl=False)
+    elif shape == "torchrun":
+        click.echo(layout.torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
+    elif shape == "rankfile":
+        click.echo(layout.rankfile(slots, gpus, cpus), nl=False)
+    elif shape == "jax":
+        _records([layout.mesh(seats, listed(nodes))], (), "jsonl" if form == "auto" else form)
+    else:
+        _records(seats, ("rank", "node", "local_rank", "data", "pipeline", "tensor", "leaf"), form)
+
+
+def _addresses(slurm: Client, node: str) -> dict[str, str]:
+    """Where the first node is reached: its name need not resolve on the others."""
+    from pitools.core.errors import PitError
+
+    try:
+        return {node: slurm.address(node)}
+    except PitError as error:
+        click.echo(f"pit: the master by its name: {error}", err=True)
+        return {}
+
+
+def _records(records: Sequence[Record], columns: tuple[str, ...], form: str) -> None:
+    from pitools.core.output import Output
+
+    with Output(form, columns) as out:
+        for record in records:
+            out(record)
+
+
+def _named(text: str) -> str:
+    """The nodes that lines of text name: host lists, or records with a `node` or, as of a choice, with `nodes`."""
+    import json
+
+    from pitools.core.errors import UsageError
+
+    found = []
+    for line in text.splitlines():
+        try:
+            if not line.startswith("{"):
+                found.append(line)
+                continue
+            record = json.loads(line)
+            found.append(",".join(record["nodes"] if "nodes" in record else [record["node"]]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(f"{line[:80]!r} is no record with a node", where="stdin") from error
+    return ",".join(filter(None, found))

@@ -1,0 +1,49 @@
+"""Several commands in one call: a far cluster is asked over one connection, and its answers belong together."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+from collections.abc import Sequence
+
+from pitools.core import proc
+from pitools.core.errors import ToolMissing
+from pitools.slurm.answer import unreadable
+from pitools.slurm.reach import READING, Reach, Run, call
+from pitools.slurm.refusals import NOT_FOUND, SSH_FAILED, is_refused, refusal
+
+# Also what is in partitions that are hidden, or that we may not use: their jobs and nodes are there all the same.
+_ALL = {**READING, "SCONTROL_ALL": "1", "SQUEUE_ALL": "1"}
+
+
+def batch(reach: Reach, commands: Sequence[Sequence[str]], *, run: Run = proc.run) -> list[proc.Completed]:
+    """Run commands that only read, one after the other, each to its end whatever became of those before it.
+
+    The reach's time-out is for all of them. Raises as `reach.call`, Unreachable where ssh fails, and ClusterError
+    where the answer lacks the end of any command.
+    """
+    mark = secrets.token_hex(8)  # in nobody's job name
+    told = f"printf '\\036%s %s\\n' {mark} \"$r\""
+    script = "".join(f"{shlex.join(command)} </dev/null; r=$?; {told}; {told} >&2\n" for command in commands)
+    done = call(reach, ["sh", "-c", script], env=_ALL, run=run)
+    if reach.host and done.code == SSH_FAILED:
+        raise refusal("ssh", reach.host, done.code, done.stderr)
+    ends = re.compile(rf"\x1e{mark} (\d+)\n")
+    said, errors = ends.split(done.stdout), ends.split(done.stderr)
+    if len(said) != 2 * len(commands) + 1 or said[1::2] != errors[1::2]:
+        text = done.stderr.strip() or done.stdout.strip()
+        raise unreadable(" and ".join(command[0] for command in commands), "it is cut short", text[-200:])
+    return [
+        proc.Completed(tuple(command), int(code), out, error)
+        for command, code, out, error in zip(commands, said[1::2], said[::2], errors[::2], strict=False)
+    ]
+
+
+def answer(reach: Reach, done: proc.Completed) -> str:
+    """What one command of a batch printed. Raises what its failure means: see `refusals`."""
+    if done.code == NOT_FOUND and not reach.host:
+        raise ToolMissing(f'"{done.argv[0]}" is not on the PATH', hint="install it, or run on a host that has it")
+    if is_refused(done):
+        raise refusal(done.argv[0], reach.host, done.code, done.stderr or done.stdout)
+    return done.stdout

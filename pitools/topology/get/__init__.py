@@ -1,0 +1,1 @@
+"""The best free nodes, got from a live Slurm."""

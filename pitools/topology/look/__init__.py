@@ -1,0 +1,1 @@
+"""A fabric and who is on it, for eyes and for pipes."""

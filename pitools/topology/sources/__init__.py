@@ -1,0 +1,1 @@
+"""The files that describe a fabric, one module a form."""
