@@ -14,10 +14,11 @@ from pitools.core.errors import ClusterError, PitError, UsageError, nearest
 NOUNS = {
     "dataset": "Recordings in, verified Zarr datasets out.",
     "launch": "Run a training job on a site, as a folder you can follow.",
+    "place": "Which site, when, and what it costs; one queue over several sites.",
     "script": "The sbatch files of a site: list, render, check.",
     "site": "Clusters as files: list, show, check, probe.",
     "stage": "Move datasets to a node's own NVMe, verified (also: pit-stage).",
-    "topology": "Which rank sits where on the site's switches.",
+    "topology": "Which nodes of a site, and which rank on which of them.",
 }
 
 

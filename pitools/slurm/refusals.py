@@ -17,8 +17,8 @@ class Unanswered(Unreachable):
 
 
 _UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Unexpected message received|Connection refused|onnection timed out"
-    r"|Socket timed out|[Cc]ommunication connection failure|standby mode|talking to the database|PersistInit"
+    r"Unable to contact slurm controller|Unexpected message received|Connection refused|Connection reset by peer"
+    r"|onnection timed out|Socket timed out|[Cc]ommunication connection failure|standby mode|talking to the database|PersistInit"
     r"|persist\w* conn|Zero Bytes|Transport endpoint|No route to host|Unable to establish controller"
 )
 _TRY_LATER = re.compile(r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again in a bit|Slurm is busy")

@@ -1,0 +1,22 @@
+"""`pit place`: which site, when, and what it costs."""
+
+from __future__ import annotations
+
+import click
+
+from pitools.commands.lazy import LazyGroup
+
+COMMANDS = {
+    "plan": ("place_plan", "plan", "Where a request could run, when, and why not elsewhere."),
+    "run": ("place_run", "run", "Put requests in the queue that several sites serve."),
+    "tick": ("place_run", "tick", "Decide and submit once, for cron; two at once do no harm."),
+    "watch": ("place_run", "watch", "Tick again and again, and show the queue live."),
+    "list": ("place_run", "list_jobs", "The queue: each job, its tickets, its site."),
+    "cancel": ("place_run", "cancel", "Withdraw jobs from the queue and from every site."),
+    "simulate": ("place_simulate", "simulate", "Replay a trace of jobs on several sites under a policy."),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Which site a request runs on: by wait, data, speed, cost and risk; live, or replayed from a trace."""

@@ -1,0 +1,222 @@
+"""`pit place run|tick|watch|list|cancel`: one queue over several sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.options import format_option
+
+if TYPE_CHECKING:
+    from pitools.launch.request import Request
+    from pitools.place.queue.tick import Ticker
+    from pitools.place.queue.view import Ticked
+    from pitools.site.model import Site
+
+_EVERY_S = 5.0
+
+
+@click.command()
+@click.argument("requests", nargs=-1, required=True)
+@click.option(
+    "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
+)
+@click.option("--owner", metavar="NAME", help="Whose share it uses; default: you.")
+@click.option("--wait", is_flag=True, help="Tick until all have ended; exit 1 unless all completed.")
+@format_option
+@click.pass_context
+def run(
+    ctx: click.Context, requests: tuple[str, ...], sites: tuple[str, ...], owner: str | None, wait: bool, form: str
+) -> None:
+    """Put REQUESTS (TOML files, or - for names of such files on stdin) in the queue that several sites serve."""
+    import getpass
+
+    from pitools.core.output import Output
+    from pitools.place.queue import folder as queue
+    from pitools.place.queue import follow, view
+    from pitools.place.sites import snapshot
+
+    place = queue.root()
+    known = snapshot.sites(sites)[0]
+    wanted = [_checked(path, known) for path in _paths(requests)]
+    who = owner or getpass.getuser()
+    jobs = queue.add(place, [queue.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
+    seen = view.sites(place)
+    rows = [view.row_of(job, seen) for job in jobs]
+    if wait:
+        ids = [job.job_id for job in jobs]
+        follow.rounds(_ticker(place), _EVERY_S, lambda _: follow.ended(place, ids) is not None)
+        rows = follow.ended(place, ids) or rows
+    with Output(form, view.JOB_COLUMNS) as out:
+        for row in rows:
+            out(row)
+    if wait and any(row.state != "done" for row in rows):
+        ctx.exit(1)
+
+
+@click.command()
+@format_option
+def tick(form: str) -> None:
+    """Look at every site, decide and submit, once. For cron: while another tick is at work it ends at once."""
+    from pitools.core.output import Output
+    from pitools.place.queue import folder as queue
+    from pitools.place.queue import follow, view
+
+    place = queue.root()
+    ticked = _ticker(place).tick()
+    if ticked is None:
+        click.echo("pit: another tick is at work", err=True)
+        return
+    changes = follow.Changes()
+    with Output(form, view.SITE_COLUMNS) as out:
+        for row in changes.of(ticked, place):
+            if isinstance(row, view.SiteRow):
+                out(row)
+    _tell(ticked, place)
+
+
+@click.command()
+@click.option("--every", default=f"{_EVERY_S:g}s", show_default=True, metavar="TIME", help="How often to tick.")
+@click.option("--until-empty", is_flag=True, help="End when every job is over.")
+@format_option
+def watch(every: str, until_empty: bool, form: str) -> None:
+    """Tick again and again, and show the queue live; in a pipe, one record for every change."""
+    import sys
+
+    from pitools.core import units
+    from pitools.core.output import Output
+    from pitools.place.queue import folder as queue
+    from pitools.place.queue import follow
+
+    place = queue.root()
+    ticker, changes = _ticker(place), follow.Changes()
+    every_s = units.seconds(every)
+
+    def is_enough(ticked: Ticked) -> bool:
+        return until_empty and not ticked.jobs
+
+    if form not in ("auto", "table") or not sys.stdout.isatty():
+        with Output("jsonl") as out:
+
+            def lines(ticked: Ticked) -> bool:
+                for row in changes.of(ticked, place):
+                    out(row)
+                return is_enough(ticked)
+
+            follow.rounds(ticker, every_s, lines)
+        return
+    from rich.live import Live
+
+    latest: list[str] = []
+    with Live(auto_refresh=False) as live:
+
+        def drawn(ticked: Ticked) -> bool:
+            latest.extend(follow.sentences(changes.of(ticked, place)))
+            live.update(follow.picture(ticked, latest), refresh=True)
+            return is_enough(ticked)
+
+        follow.rounds(ticker, every_s, drawn)
+
+
+@click.command("list")
+@click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
+@format_option
+def list_jobs(every: bool, form: str) -> None:
+    """List the queue, oldest first: each job, where it is, and why it waits. Asks no site."""
+    from pitools.core.output import Output
+    from pitools.place.queue import folder as queue
+    from pitools.place.queue import view
+
+    place = queue.root()
+    seen = view.sites(place)
+    found, broken = queue.jobs(place)
+    if every:
+        over, more = queue.jobs(place, done=True)
+        found, broken = over + found, more + broken
+    with Output(form, view.JOB_COLUMNS) as out:
+        for job in found:
+            out(view.row_of(job, seen))
+    if broken:
+        raise broken[0]
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True)
+@click.option(
+    "--lost", "site", metavar="SITE", help="Only its ticket at SITE, which is silent: I know it will not run."
+)
+@format_option
+def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
+    """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat.
+
+    With --lost, a job that waits for word from a silent site goes on elsewhere. Its ticket there is ended when the site
+    comes back; that it has not run by then is what you answer for.
+    """
+    from pitools.core.errors import UsageError, nearest
+    from pitools.core.output import Output
+    from pitools.place.queue import folder as queue
+    from pitools.place.queue import view
+
+    place = queue.root()
+    jobs = [queue.find(place, job_id) for job_id in job_ids]
+    for job in jobs:
+        if site and site not in {ticket.site for ticket in job.live}:
+            hint = nearest(site, {ticket.site for ticket in job.live})
+            raise UsageError(f'job "{job.job_id}" has no ticket at "{site}"', where="--lost", hint=hint)
+        if not job.is_over:
+            queue.mark(job, f"lost.{site}" if site else "cancel")
+    ticked = _ticker(place).tick()
+    with Output(form, view.JOB_COLUMNS) as out:
+        for job in jobs:
+            out(view.row_of(queue.find(place, job.job_id), view.sites(place)))
+    if ticked:
+        _tell(ticked, place)
+
+
+def _paths(requests: tuple[str, ...]) -> list[Path]:
+    """The files named, those of stdin where `-` stands."""
+    import sys
+
+    found: list[Path] = []
+    for name in requests:
+        found += [Path(line) for line in sys.stdin.read().splitlines() if line] if name == "-" else [Path(name)]
+    return found
+
+
+def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], str]:
+    """A request that at least one of the sites could take, and those sites. Raises what is wrong with all of them."""
+    from pitools.core.errors import ConfigError, PitError
+    from pitools.launch import plan
+    from pitools.launch import request as requests
+
+    wanted = requests.with_data(requests.load(path), {})
+    able, refusals = [], []
+    for site in sites:
+        try:
+            plan.make(wanted, site, str(path))
+            able.append(site.name)
+        except PitError as error:
+            refusals.append(f"{site.name}: {error.what}")
+    if not able:
+        raise ConfigError("no site could take it", where=str(path), hint="; ".join(refusals) or "name one with --site")
+    return wanted, tuple(able), path.read_text()
+
+
+def _ticker(place: Path) -> Ticker:
+    from pitools.place.policy import Columns, Policy, decide
+    from pitools.place.queue.tick import Ticker
+
+    columns = Columns()
+    return Ticker(place, lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, Policy(), columns))
+
+
+def _tell(ticked: Ticked, place: Path) -> None:
+    """What went wrong, on stderr."""
+    from pitools.place.queue import folder as queue
+
+    for site, error in sorted(ticked.faults.items()):
+        click.echo(f"pit: {site}: {error}", err=True)
+    for broken in queue.jobs(place)[1]:
+        click.echo(f"pit: {broken}", err=True)

@@ -1,0 +1,133 @@
+"""What became of far tickets, and what may still become of them: each question is one call, for any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core.errors import ClusterError, Unreachable
+from pitools.launch import leave, seen
+from pitools.launch.far import there
+from pitools.launch.seen import Seen
+from pitools.run import folder
+from pitools.site import files
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.slurm.records import Job
+
+FETCHED = 256 << 20
+_STAYS = ("code", "checkpoints", "submitit")
+
+# A line a ticket, read without starting a program for each.
+_LOOK = (
+    'cd -- "$1" 2>/dev/null || { echo end; exit 0; }; while IFS= read -r n; do l=; j=; x=; m=-1; '
+    '[ -L "$n/leave" ] && l=$(readlink "$n/leave"); [ -s "$n/job.json" ] && IFS= read -r j < "$n/job.json"; '
+    'for d in "$n"/attempts/*; do d=${d##*/}; case $d in *[!0-9]*) ;; *) [ "$d" -gt $m ] && m=$d;; esac; done; '
+    '[ -s "$n/attempts/$m/exit.json" ] && IFS= read -r x < "$n/attempts/$m/exit.json"; '
+    'printf \'%s\\t%s\\t%s\\t%s\\n\' "$n" "$l" "$j" "$x"; done; echo end'
+)
+_LEAVE = (
+    '[ -L "$1" ] && { echo "$1 is a link, not a folder" >&2; exit 1; }; '
+    'while IFS= read -r n; do [ "$2" = no ] && mkdir -p -- "$1/$n"; ln -sT "$2" "$1/$n/leave" 2>/dev/null; '
+    'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/leave")"; done; echo end'
+)
+
+
+class _Folder(msgspec.Struct, frozen=True):
+    """What a ticket's folder says."""
+
+    leave: str = ""
+    job_id: str = ""
+    exit_code: int | None = None
+
+
+def state(site: Site, names: Sequence[str]) -> dict[str, Seen]:
+    """What is known of these tickets, and of every other job of ours there: one squeue, and sacct for the forgotten.
+
+    Raises Unreachable when the site gives no answer, or half of one.
+    """
+    slurm = client(site)
+    jobs = {job.name: job for job in slurm.jobs(user=there.user(site), all_states=True)}
+    told = _folders(site, names)
+    none = _Folder()
+    found = {name: _known(job, told.get(name, none)) for name, job in jobs.items()}
+    forgotten = {name: _forgotten(told.get(name, none)) for name in names if name not in jobs}
+    return found | seen.remembered(slurm, forgotten)
+
+
+def _known(job: Job, at: _Folder) -> Seen:
+    return seen.known(job, at.leave, at.exit_code)
+
+
+def _forgotten(at: _Folder) -> Seen:
+    return seen.forgotten(at.job_id, at.leave, at.exit_code)
+
+
+def _folders(site: Site, names: Sequence[str]) -> dict[str, _Folder]:
+    found = {}
+    for name, word, job, ended in _lines(site, _LOOK, names, 4):
+        try:
+            ref = msgspec.json.decode(job, type=folder.JobRef) if job else None
+            attempt = msgspec.json.decode(ended, type=folder.Attempt) if ended else None
+        except msgspec.DecodeError as error:
+            raise ClusterError(
+                f"no record of ours: {error}", where=f"{site.name}:{there.run_dir(site, name)}"
+            ) from error
+        found[name] = _Folder(word, ref.job_id if ref else "", attempt.exit_code if attempt else None)
+    return found
+
+
+def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:
+    """Make sure that these tickets never run; False for one that has had leave before. Slurm is not asked."""
+    words = {line[0]: line[1] for line in _lines(site, _LEAVE, names, 2, leave.NO)}
+    return {name: not leave.may_run(_certain(site, name, words.get(name, ""))) for name in names}
+
+
+def grant(site: Site, name: str, job_id: str) -> bool:
+    """Let a gated ticket's job run; False when it was taken back, or has given up waiting. Safe to repeat."""
+    ((_, word),) = _lines(site, _LEAVE, [name], 2, leave.word(job_id))
+    return _certain(site, name, word) == leave.word(job_id)
+
+
+def _certain(site: Site, name: str, word: str) -> str:
+    if not word:
+        raise ClusterError("no word could be left there", where=f"{site.name}:{there.run_dir(site, name)}")
+    return word
+
+
+def _lines(site: Site, script: str, names: Sequence[str], fields: int, *words: str) -> Iterator[list[str]]:
+    """The answer's line for each name, cut at its tabs. Raises Unreachable for anything less than all of it."""
+    if not names:
+        return
+    for name in names:
+        there.run_dir(site, name)  # what it refuses is no name
+    runs = there.runs(site)
+    done = files.shell(site, script, runs, *words, stdin="".join(f"{name}\n" for name in names))
+    if done.code:
+        raise files.failure(site, done, runs)
+    *lines, end = done.stdout.split("\n")[:-1] or [""]
+    cut = [line.split("\t") for line in lines]
+    if end != "end" or any(len(line) != fields for line in cut) or not {line[0] for line in cut} <= set(names):
+        raise Unreachable("half an answer", where=f"{site.name}:{runs}", hint="try again")
+    yield from cut
+
+
+def cancel(site: Site, job_ids: Sequence[str]) -> None:
+    """End these jobs. Safe to repeat."""
+    client(site).cancel(list(job_ids))
+
+
+def forget(site: Site, names: Sequence[str]) -> None:
+    """Remove the folders of tickets that were taken back and that Slurm does not know any more."""
+    files.remove(site, *(there.run_dir(site, name) for name in names))
+
+
+def fetch(site: Site, name: str, to: Path, *, limit: int = FETCHED) -> bool:
+    """Bring a run's records, logs and step logs here as the folder `to`, whole; False where there is no run.
+
+    Code and checkpoints stay. Raises ClusterError where it is more than `limit` bytes, and Unreachable; what was at
+    `to` is then still there.
+    """
+    return files.get(site, there.run_dir(site, name), to, without=_STAYS, limit=limit)

@@ -1,0 +1,193 @@
+"""A plan becomes a job of a given name on a site that shares no files: once, however often the connection is lost."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import clock, proc
+from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, Unreachable
+from pitools.launch import leave
+from pitools.launch import plan as planning
+from pitools.launch.far import data, snapshot, there
+from pitools.launch.plan import Plan
+from pitools.run import folder
+from pitools.site import files
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.site.tar import Entry
+from pitools.site.template import container_prefix
+from pitools.slurm.refusals import Unanswered, refusal, was_never_sent
+
+_SBATCH_S = 60
+_NOT_THERE, _TAKEN_BACK, _IN_DOUBT = 66, 68, 69
+_TIMED_OUT = (124, 137)
+_LOOKS, _LOOK_S = 4, 0.5
+_BACK = timedelta(days=30)
+# What ssh says of itself when it never came in. What a login prints may say `refused` too, and means something else.
+_NO_LOGIN = re.compile(
+    r"ssh: connect to host|ssh: Could not resolve|kex_exchange_identification|during banner exchange"
+    r"|Permission denied \(|Host key verification failed|Unable to negotiate"
+)
+
+# Exactly once, by two names that only one can make: `submitting`, and in the job itself `leave`. What sbatch answers is
+# written down there before it is told here, so that a connection that is lost in between loses nothing.
+_SUBMIT = (
+    "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; [ -s job.json ] && { cat job.json; exit 0; }; "
+    '[ -f script.sbatch ] && [ "$(readlink leave)" != no ] || exit 68; '
+    'ln -sT "$2" submitting 2>/dev/null || exit 69; '
+    's=$(timeout -k 5 "$3" sbatch --parsable -- "$1/script.sbatch" </dev/null); r=$?; [ $r = 0 ] || exit $r; '
+    's=${s%%;*}; case $s in ""|*[!0-9]*) exit 124;; esac; '
+    'printf \'%s%s%s\\n\' "$4" "$s" "$5" > .job.json && mv -fT .job.json job.json; '
+    'printf \'%s%s%s\\n\' "$4" "$s" "$5"'
+)
+
+
+class Sent(folder.JobRef, frozen=True, kw_only=True, tag="pit.job-sent/1"):
+    """A job, and what its data took to travel: bytes that were not there, and seconds."""
+
+    data_bytes: int = 0
+    data_s: float = 0.0
+
+
+def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> Sent:
+    """Send what the plan needs and queue it under this name; what was sent or queued before is only looked up.
+
+    gate: the job waits for leave before it does anything: see launch/leave.py. Raises ConfigError for a workdir or a
+    site that does not lend itself to it, ClusterError when it is refused, NoSpace, Unreachable when the site cannot be
+    asked, Unanswered when it may have the job: look again later, by the same call. sbatch never gets a name twice.
+    """
+    at = there.run_dir(site, name)
+    if job := _queue(site, name, at):
+        return job
+    began, sent = time.monotonic(), 0
+    for staged in data.missing(plan, site):
+        sent += data.send(staged, site).bytes
+    wall_s = time.monotonic() - began if sent else 0.0
+    files.put(site, entries(plan, site, name=name, gate=gate), at, limit=2 * snapshot.LIMIT)
+    job = _queue(site, name, at)
+    if job is None:
+        raise TryLater("the run's folder was there and is gone again", where=at, hint="run it again")
+    return msgspec.structs.replace(job, data_bytes=sent, data_s=wall_s)
+
+
+def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
+    """The run's folder as it is to be there: nothing in it that is executed knows of a path here."""
+    at = there.run_dir(site, name)
+    moved = moved_to(plan, site, at)
+    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
+    words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan", shlex.quote(f"{at}/plan.json")]
+    script = planning.script(moved, site, run_dir=at, payload=" ".join(words))
+    texts = {
+        "request.toml": plan.request_text.encode(),
+        "plan.json": msgspec.json.format(msgspec.json.encode(moved), indent=1),
+        "script.sbatch": leave.script(script, at, gate=gate).encode(),
+    }
+    return [
+        *(Entry(name=key, data=text) for key, text in texts.items()),
+        *(Entry(name=key) for key in ("checkpoints", "attempts")),
+        *snapshot.entries(Path(plan.request.workdir)),
+    ]
+
+
+def moved_to(plan: Plan, site: Site, at: str) -> Plan:
+    """The plan with the far side's paths: of the run at `at`, its code, its data and its interpreter."""
+    if site.name != plan.site:
+        raise ConfigError(f'the plan is for site "{plan.site}"', where=f"site {site.name}", hint="plan it again")
+    placed = tuple(msgspec.structs.replace(one, source=data.place(site, one)) for one in plan.data)
+    request = msgspec.structs.replace(
+        plan.request, workdir=f"{at}/code", data={one.name: one.source for one in placed}
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        plan, request=request, data=placed, runs=there.runs(site), python=there.python(site), request_text=""
+    )
+
+
+def _queue(site: Site, name: str, at: str) -> Sent | None:
+    """The run's job, submitted now or before; None where the run's folder is not there yet."""
+    for look in range(_LOOKS):
+        try:
+            done = _ask(site, at)
+        except Unreachable as error:
+            if look == 0 and _NO_LOGIN.search(error.what):
+                raise
+            if look > 0:
+                raise _unanswered(error) from error
+            continue  # the connection was lost: what became of it is known there
+        if done.code == _NOT_THERE:
+            return None
+        if done.code == 0:
+            return _read(done.stdout, at)
+        if done.code == _TAKEN_BACK:
+            raise ClusterError("it was taken back before it was submitted", where=at, hint="submit it anew")
+        if done.code != _IN_DOUBT and done.code not in _TIMED_OUT:
+            _refused(site, at, done)
+        try:
+            job = _by_name(site, name, at)
+        except TryLater as error:
+            raise _unanswered(error) from error
+        if job:
+            return job
+        time.sleep(_LOOK_S)  # somebody else may be about to write its id down
+    raise Unanswered("it was submitted before, and no job of its name is there", where=at, hint="take it back")
+
+
+def _unanswered(error: PitError) -> Unanswered:
+    return Unanswered(error.what, where=error.where, hint="the job may be queued: run this again")
+
+
+def _ask(site: Site, at: str) -> proc.Completed:
+    before, _, after = msgspec.json.encode(_job(site, "\0")).decode().partition("\\u0000")
+    # No variable of ours: what sbatch runs with is what the job runs with.
+    timeout_s = _SBATCH_S + 10
+    token = secrets.token_hex(8)
+    return files.shell(site, _SUBMIT, at, token, str(_SBATCH_S), before, after, env={}, timeout_s=timeout_s)
+
+
+def _job(site: Site, job_id: str) -> folder.JobRef:
+    return folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now())
+
+
+def _read(text: str, at: str) -> Sent:
+    try:
+        found = msgspec.json.decode(text, type=folder.JobRef)
+        if not (found.job_id.isascii() and found.job_id.isdecimal()):
+            raise msgspec.ValidationError(f"job id {found.job_id!r}")
+    except msgspec.DecodeError as error:
+        raise Unanswered(f"half an answer: {error}", where=at, hint="run this again") from error
+    return Sent(job_id=found.job_id, site=found.site, submitted=found.submitted)
+
+
+def _refused(site: Site, at: str, done: proc.Completed) -> None:
+    """Raise what sbatch's refusal means, unless it leaves in doubt whether there is a job."""
+    error = refusal("sbatch", site.reach.host, done.code, done.stderr)
+    if isinstance(error, Unreachable) and not was_never_sent(error):
+        return
+    # Nothing was queued: what can be tried again may be, and what cannot leaves nothing behind.
+    files.remove(site, f"{at}/submitting" if isinstance(error, TryLater) else at)
+    raise error
+
+
+def _by_name(site: Site, name: str, at: str) -> Sent | None:
+    """The job of this name, if Slurm knows it, or its accounting does; its id is then written down."""
+    slurm, user = client(site), there.user(site)
+    found = [job.raw_id for job in slurm.jobs(user=user, name=name, all_states=True)]
+    if not found:
+        try:
+            since = datetime.now(UTC) - _BACK
+            found = [job.raw_id for job in slurm.accounting(user=user, name=name, since=since, attempts=False)]
+        except TryLater:
+            raise
+        except PitError:  # no accounting there
+            return None
+    if not found:
+        return None
+    job = _job(site, min(found, key=int))
+    files.write(site, f"{at}/job.json", msgspec.json.encode(job) + b"\n")
+    return Sent(job_id=job.job_id, site=job.site, submitted=job.submitted)

@@ -1,0 +1,89 @@
+"""A workdir as it is now, as entries of a stream: what a program needs, and not what can be made again."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from pitools.core.errors import ConfigError
+from pitools.core.units import size_text
+from pitools.site.tar import Entry
+
+LIMIT = 256 << 20
+_MOST = 50_000
+_LEFT_OUT = {
+    ".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox",
+    ".ipynb_checkpoints", "node_modules",
+}  # fmt: skip
+# By what a folder is seen to be an environment, which is no use elsewhere, or a run.
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+_RUN = ("plan.json", "attempts")
+
+
+def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[Entry]:
+    """All of a folder, below `name`, but for caches, version control, environments and runs.
+
+    Links are kept where they stay inside. Raises ConfigError for a link that leads out, for what is neither file nor
+    folder, a name that is not printable, and for more than `limit` bytes or 50,000 files.
+    """
+    root = workdir.resolve()
+    found = [Entry(name=name)]
+    sizes: dict[str, int] = {}
+    for path in _walk(root):
+        inner = str(path.relative_to(root))
+        if not inner.isprintable():
+            raise _refused(workdir, f"{inner!r} is not a printable name", "rename it")
+        kind = path.lstat()
+        if stat.S_ISREG(kind.st_mode):
+            sizes[inner] = kind.st_size
+            found.append(Entry(name=f"{name}/{inner}", path=path))
+        elif stat.S_ISLNK(kind.st_mode):
+            found.append(Entry(name=f"{name}/{inner}", link=_inside(path, root, workdir)))
+        elif stat.S_ISDIR(kind.st_mode):
+            found.append(Entry(name=f"{name}/{inner}"))
+        else:
+            raise _refused(workdir, f'"{inner}" is neither a file nor a folder', "remove it")
+        if len(found) > _MOST:
+            break
+    total = sum(sizes.values())
+    if total > limit or len(found) > _MOST:
+        largest = max(sizes, key=sizes.__getitem__)
+        what = (
+            f"{size_text(total)} in {len(sizes)} files, more than the {size_text(limit)} and {_MOST} files that travel"
+        )
+        raise _refused(workdir, what, f"the largest is {largest}, {size_text(sizes[largest])}: keep data outside")
+    return found
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Everything below a folder that is to travel, each folder before what is in it, in a fixed order."""
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        here = Path(folder)
+        links = [one for one in folders if (here / one).is_symlink()]
+        folders[:] = sorted(one for one in folders if one not in links and not _is_left_out(here / one))
+        yield from (here / one for one in sorted([*folders, *links, *names]))
+
+
+def _raise(error: OSError) -> None:
+    raise ConfigError(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
+
+
+def _is_left_out(folder: Path) -> bool:
+    if folder.name in _LEFT_OUT or any((folder / mark).exists() for mark in _ENVIRONMENT):
+        return True
+    return all((folder / mark).exists() for mark in _RUN)
+
+
+def _inside(link: Path, root: Path, workdir: Path) -> str:
+    """Where a link leads, relative to itself. Raises ConfigError where that is outside."""
+    target = Path(os.path.realpath(link))
+    if not target.is_relative_to(root):
+        inner = link.relative_to(root)
+        raise _refused(workdir, f'"{inner}" is a link that leads out of the folder', "put there what it leads to")
+    return os.path.relpath(target, link.parent)
+
+
+def _refused(workdir: Path, what: str, hint: str) -> ConfigError:
+    return ConfigError(f"the workdir cannot travel: {what}", where=str(workdir), hint=hint)

@@ -1,0 +1,84 @@
+"""Leave to run: one word, written once, that settles whether a queued job may do its work.
+
+A ticket is a job in one site's queue, and the same work may have tickets in several, or in a queue that no longer
+answers. What decides is neither Slurm's memory nor ours but a name in the ticket's own run folder: the symbolic link
+`leave`, which points to `run.<job id>` or to `no`. Making a link is atomic, also over NFS, and fails where there is
+one: whoever is first decides, and everybody else reads what was decided.
+
+    plain ticket    its script writes its own id at its start, and ends with 75 where it then finds another word
+    gated ticket    its script waits for a word, and writes `no` itself when none has come in time
+    dispatcher      writes its id to let a gated ticket go, `no` to be certain that a ticket will never run
+
+A job that Slurm requeued finds the word of its first start, and goes on, unless it had completed: a controller that was
+away at that moment does not know it, and starts the job again. Should a submission that went unanswered have
+made two jobs of one name, only one of them has leave.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+LINK = "leave"
+NO = "no"
+GATE_S = 600  # how long a gated ticket may hold its nodes before it gives them back
+NO_LEAVE = 75
+
+_DONE = """\
+grep -qs '"exit_code":0,' {attempts}/*/exit.json && exit 0
+"""
+_PLAIN = """\
+# This job may run once, here or elsewhere: see pitools/launch/leave.py.
+ln -sT "run.$SLURM_JOB_ID" {link} 2>/dev/null
+[ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
+"""
+_GATED = """\
+# This job may run once, here or elsewhere, and waits to be told: see pitools/launch/leave.py.
+for _ in $(seq {tries}); do [ -L {link} ] && break; sleep 0.5; done
+ln -sT no {link} 2>/dev/null
+[ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
+"""
+
+
+def script(text: str, run_dir: str, *, gate: bool = False, gate_s: float = GATE_S) -> str:
+    """An sbatch script that asks for leave before it does anything. run_dir: the ticket's, as its nodes see it."""
+    lines = text.splitlines(keepends=True)
+    # sbatch reads its flags up to the first command.
+    head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    ask = ((_GATED if gate else _PLAIN) + _DONE).format(
+        link=shlex.quote(f"{run_dir}/{LINK}"), attempts=shlex.quote(f"{run_dir}/attempts"), code=NO_LEAVE,
+        tries=max(1, round(gate_s / 0.5)),
+    )  # fmt: skip
+    return "".join([*lines[:head], ask, *lines[head:]])
+
+
+def word(job_id: str) -> str:
+    """The word that lets this job of Slurm's run."""
+    return f"run.{job_id}"
+
+
+def may_run(word: str) -> bool:
+    """Whether a word lets a job run, or has let it."""
+    return word.startswith("run.")
+
+
+def take(run_dir: Path, word: str) -> str:
+    """Write the word if there is none yet; returns the one that holds. Raises OSError, also where it is no word.
+
+    A folder that does not exist is made for `no`: a submission still under way then finds its place taken.
+    """
+    if word == NO:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (run_dir / LINK).symlink_to(word)
+    except FileExistsError:
+        return str((run_dir / LINK).readlink())
+    return word
+
+
+def told(run_dir: Path) -> str:
+    """The word; "" while there is none. Raises OSError where it cannot be read."""
+    try:
+        return str((run_dir / LINK).readlink())
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,148 @@
+"""Tickets of a site whose files are seen from here: a plan becomes a job of a given name, once, and can be asked for.
+
+launch/far.py has the same functions for a site that shares no file system. A ticket's run folder is `<runs>/<name>`,
+and the job that Slurm knows has the same name: so both can be found by a process that never heard an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import clock
+from pitools.core.files import os_error
+from pitools.launch import leave, seen
+from pitools.launch import plan as planning
+from pitools.launch.plan import Plan
+from pitools.launch.seen import Seen
+from pitools.run import folder
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.site.template import container_prefix, fill
+from pitools.slurm.records import Job
+from pitools.slurm.refusals import Unanswered
+
+
+def run_dir(site: Site, name: str) -> Path:
+    """The folder of a ticket."""
+    return Path(fill(site.paths.runs)).absolute() / name
+
+
+def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.JobRef:
+    """Queue a plan under this name and return its job; one that was queued before is only looked up.
+
+    Raises ClusterError when Slurm refuses, Unreachable when it cannot be asked, Unanswered when it may have it. A name
+    is never given to sbatch twice.
+    """
+    at = run_dir(site, name)
+    slurm = client(site)
+    if not at.exists():
+        _make(at, plan, site, gate)
+        return _note(at, site, slurm.submit(path=str(at / "script.sbatch")).job_id)
+    if known := folder.read(at / "job.json", folder.JobRef):
+        return known
+    if there := slurm.jobs(user=slurm.user(), name=name, all_states=True):
+        return _note(at, site, there[0].raw_id)
+    raise Unanswered("it was submitted before, and no job of its name is there", where=str(at), hint="take it back")
+
+
+def _note(run_dir: Path, site: Site, job_id: str) -> folder.JobRef:
+    job = folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now())
+    folder.write(run_dir / "job.json", job)
+    return job
+
+
+def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
+    """The run's folder with its script; a name that is taken back meanwhile has a folder, and raises ClusterError."""
+    # Of this process alone: another that was killed here has left its own behind.
+    building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
+    try:
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        building.mkdir()
+        (building / "request.toml").write_text(plan.request_text)
+        (building / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
+        (building / "checkpoints").mkdir()
+        (building / "attempts").mkdir()
+        python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
+        words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan"]
+        payload = " ".join([*words, shlex.quote(f"{run_dir}/plan.json")])
+        text = planning.script(plan, site, run_dir=str(run_dir), payload=payload)
+        (building / "script.sbatch").write_text(leave.script(text, str(run_dir), gate=gate))
+        os.rename(building, run_dir)
+    except OSError as error:
+        raise os_error(error, run_dir) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def state(site: Site, names: Sequence[str]) -> dict[str, Seen]:
+    """What is known of these tickets, and of every other job of ours there: one squeue, and sacct for the forgotten.
+
+    Raises Unreachable when the site's Slurm gives no answer.
+    """
+    slurm = client(site)
+    # By user and not by name: names that Slurm has never heard of would be no answer at all. Those that ended minutes
+    # ago are still known.
+    jobs = {job.name: job for job in slurm.jobs(user=slurm.user(), all_states=True)}
+    found = {name: _known(site, name, job) for name, job in jobs.items()}
+    told = {name: _of_folder(site, name) for name in names if name not in jobs}
+    return found | seen.remembered(slurm, told)
+
+
+def _known(site: Site, name: str, job: Job) -> Seen:
+    at = run_dir(site, name)
+    return seen.known(job, _leave(at), _exit_code(at))
+
+
+def _of_folder(site: Site, name: str) -> Seen:
+    at = run_dir(site, name)
+    ref = folder.read(at / "job.json", folder.JobRef)
+    return seen.forgotten(ref.job_id if ref else "", _leave(at), _exit_code(at))
+
+
+def _exit_code(run_dir: Path) -> int | None:
+    made = folder.attempts(run_dir)
+    ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    return ended.exit_code if ended else None
+
+
+def _leave(run_dir: Path) -> str:
+    try:
+        return leave.told(run_dir)
+    except OSError as error:
+        raise os_error(error, run_dir) from error
+
+
+def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:
+    """Make sure that these tickets never run; False for one that has had leave before. Slurm is not asked."""
+    try:
+        return {name: not leave.may_run(leave.take(run_dir(site, name), leave.NO)) for name in names}
+    except OSError as error:
+        raise os_error(error, Path(error.filename or site.paths.runs)) from error
+
+
+def grant(site: Site, name: str, job_id: str) -> bool:
+    """Let a gated ticket's job run; False when it was taken back, or has given up waiting. Safe to repeat."""
+    try:
+        return leave.take(run_dir(site, name), leave.word(job_id)) == leave.word(job_id)
+    except OSError as error:
+        raise os_error(error, run_dir(site, name)) from error
+
+
+def cancel(site: Site, job_ids: Sequence[str]) -> None:
+    """End these jobs. Safe to repeat."""
+    client(site).cancel(list(job_ids))
+
+
+def forget(site: Site, names: Sequence[str]) -> None:
+    """Remove the folders of tickets that were taken back and that Slurm does not know any more.
+
+    Without its folder a job that turns up late all the same finds no leave either.
+    """
+    for name in names:
+        shutil.rmtree(run_dir(site, name), ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Tier 4: which of several sites, when, and at what cost."""

@@ -1,0 +1,167 @@
+"""The decision: which waiting jobs get a ticket now, and which tickets are taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from pitools.place.model import Job, Place, Pool, Ticket, Withdraw
+from pitools.place.policy.columns import Columns, able
+from pitools.place.policy.moves import moves
+from pitools.place.policy.order import Line, line
+from pitools.place.policy.rooms import Rooms
+from pitools.place.policy.rules import Policy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def decide(
+    now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket], policy: Policy,
+    columns: Columns | None = None,
+) -> list[Place | Withdraw]:  # fmt: skip
+    """What to do now. Pure: the same arguments give the same decisions, in an order that is safe to stop anywhere.
+
+    jobs: every job of ours that has not started; tickets: every one that waits. A job with a ticket gets no other, and
+    one whose ticket is withdrawn is placed in a later decision, when the ticket is known to be gone. Nothing is asked
+    of a dark pool. `Pool.running` holds ends by time limit, as Slurm tells them. columns: a memory for whoever
+    decides often; it changes nothing but the time needed.
+    """
+    rooms = Rooms(now_s, pools, policy.used)
+    if not jobs or not rooms.names:
+        return []
+    ours = {job.job_id: job for job in jobs}
+    column = {name: number for number, name in enumerate(rooms.names)}
+    queued = sorted(
+        (ticket for ticket in tickets if ticket.pool in column), key=lambda t: (t.placed_s, t.job_id, t.pool)
+    )
+    units = {
+        (job_id, option.pool): option.units
+        for job_id in {ticket.job_id for ticket in tickets} & ours.keys()
+        for option in ours[job_id].options
+    }
+    rooms.queued([(column[t.pool], units.get((t.job_id, t.pool), 0)) for t in queued])
+    back = moves(now_s, ours, rooms, queued, policy)
+    bound = {ticket.job_id for ticket in tickets}
+    unbound = [job for job in jobs if job.job_id not in bound]
+    loose, table = able(unbound, (columns or Columns()).table(unbound, rooms.names))
+    if not loose:
+        return list(back)
+    found = line(now_s, loose, table, rooms, policy)
+    placing = _Placing(loose, found, rooms, policy)
+    placing.serve()
+    return [*back, *placing.placed]
+
+
+class _Placing:
+    """Jobs get tickets, the first in line first; each changes what there is for the next."""
+
+    def __init__(self, jobs: Sequence[Job], found: Line, rooms: Rooms, policy: Policy) -> None:
+        import numpy as np
+
+        self.jobs, self.line, self.rooms, self.policy = jobs, found, rooms, policy
+        self.placed: list[Place] = []
+        self.open = np.ones(len(jobs), dtype=bool)  # not yet looked at in vain
+        self.fits = np.zeros(found.will.shape, dtype=bool)
+        self.reserved = 0
+        for pool in range(len(rooms.names)):
+            self._refresh(pool)
+
+    def serve(self) -> None:
+        """Until nobody can start. Whoever is before the first who can, and cannot, keeps room or waits in a queue."""
+        import numpy as np
+
+        old, old_left = self.line.old, self.policy.old_tickets - sum(self.rooms.waiting)
+        while True:
+            can = self.fits.any(axis=1) & self.open
+            next_up = int(can.argmax()) if can.any() else len(self.jobs)
+            keeps = self.reserved < self.policy.reserve and next_up < len(self.jobs)
+            stuck = np.flatnonzero(self.open[:next_up] & np.where(old[:next_up], old_left > 0, keeps))
+            if stuck.size:
+                row = int(stuck[0])
+                self.open[row] = False
+                if old[row]:
+                    old_left -= self._wait(row)
+                else:
+                    self._reserve(row)
+            elif next_up < len(self.jobs):
+                self._start(next_up)
+            else:
+                break
+        if self.policy.lead_s:
+            self._ahead()
+
+    def _start(self, row: int) -> None:
+        """To the pool where it ends first, of those that would start it now."""
+        import numpy as np
+
+        pool = int(np.argmin(np.where(self.fits[row], self.line.takes_s[row], inf)))
+        self.open[row] = False
+        self._place(row, pool, "starts now")
+        self.rooms.take(pool, float(self.line.table.units[row, pool]), self._end_s(pool)[row])
+        self._refresh(pool)
+
+    def _reserve(self, row: int) -> None:
+        """Keep a pool from filling up before a job that would run there."""
+        bare = [pool for pool, waiting in enumerate(self.rooms.waiting) if not waiting]
+        bare = [pool for pool in bare if self.rooms.shadow_s[pool] == inf]
+        found = [pool for pool in self._sorted(row) if pool in bare]
+        if found:
+            self.rooms.reserve(found[0], float(self.line.table.units[row, found[0]]))
+            self._refresh(found[0])
+        self.reserved += bool(found) if bare else self.policy.reserve
+
+    def _wait(self, row: int) -> bool:
+        """Put an old job into a queue, where Slurm keeps its place; tells whether there was one."""
+        found = [p for p in self._sorted(row) if self.rooms.waiting[p] < self.rooms.pools[p].tickets]
+        for pool in self._near(row, found):
+            self._place(row, pool, "it is old: waits there for its turn")
+            self.rooms.queued([(pool, float(self.line.table.units[row, pool]))])
+            self._refresh(pool)
+        return bool(found)
+
+    def _ahead(self) -> None:
+        """Whoever will start soon is put into the queue now, so that no unit idles until the next decision."""
+        placed = {place.job_id for place in self.placed}
+        for row, job in enumerate(self.jobs[i] for i in self.line.index):
+            found = [
+                p
+                for p in self._sorted(row)
+                if self.line.will[row, p]
+                and self.rooms.waiting[p] < self.rooms.pools[p].tickets
+                and self.rooms.start_s(p, self.line.table.units[row, p : p + 1])[0] - self.rooms.now_s
+                <= self.policy.lead_s
+            ]
+            if job.job_id in placed or not found:
+                continue
+            for pool in self._near(row, found):
+                self._place(row, pool, "next there")
+                self.rooms.queued([(pool, float(self.line.table.units[row, pool]))])
+            if all(waiting >= pool.tickets for waiting, pool in zip(self.rooms.waiting, self.rooms.pools, strict=True)):
+                break
+
+    def _sorted(self, row: int) -> list[int]:
+        """Pools large enough for a job, by its expected end."""
+        ends, units = self.line.ends_s[row], self.line.table.units[row]
+        return sorted((p for p in range(len(ends)) if units[p] <= self.rooms.size[p]), key=lambda p: (ends[p], p))
+
+    def _near(self, row: int, found: Sequence[int]) -> Sequence[int]:
+        """The best of these pools, and those too close to it to tell, as many as a job may have tickets."""
+        ends = self.line.ends_s[row]
+        return [p for p in found if ends[p] <= self.policy.near * ends[found[0]]][: self.policy.siblings]
+
+    def _end_s(self, pool: int) -> Any:
+        """When jobs would end if they started now: Slurm lets one pass a ticket of ours only if its limit allows."""
+        table = self.line.table
+        return self.rooms.now_s + (table.limit_s if self.rooms.waiting[pool] else table.run_s)[:, pool]
+
+    def _refresh(self, pool: int) -> None:
+        admitted = self.rooms.admits(pool, self.line.table.units[:, pool], self._end_s(pool))
+        self.fits[:, pool] = self.line.will[:, pool] & admitted
+
+    def _place(self, row: int, pool: int, why: str) -> None:
+        job = self.jobs[int(self.line.index[row])]
+        self.placed.append(Place(job_id=job.job_id, pool=self.rooms.names[pool], why=why))

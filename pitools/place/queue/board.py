@@ -1,0 +1,134 @@
+"""The jobs of the queue while a tick works on them, and what it learns of their tickets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pitools.core import clock
+from pitools.core.errors import DataError
+from pitools.launch import leave
+from pitools.launch.seen import ABSENT, Seen
+from pitools.place.queue import folder as queue
+from pitools.place.queue.journal import Entry, Job, Ticket, What, append
+
+# How long a job that had leave may be unknown to a slurmctld that answers, before it counts as ended by it.
+ORPHAN_S = 60.0
+
+
+class Board:
+    """Every job that is not put away. Entries are written through it, by any thread."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        found, self.broken = queue.jobs(place)
+        self.jobs: dict[str, Job] = {job.job_id: job for job in found}
+
+    def note(self, job: Job, what: What, n: int = 0, *, why: str = "", pool: str = "", gate: bool = False,
+             slurm_id: str = "", state: str = "", exit_code: int | None = None) -> Job:  # fmt: skip
+        """Write an entry; returns the job as it then is."""
+        entry = Entry(
+            t=clock.now(), what=what, n=n, why=why, pool=pool, gate=gate, slurm_id=slurm_id, state=state,
+            exit_code=exit_code,
+        )  # fmt: skip
+        with self._lock:
+            after = self.jobs[job.job_id] = append(self.jobs[job.job_id], entry)
+        return after
+
+    def tickets(self, site: str) -> Iterator[tuple[Job, Ticket]]:
+        """The tickets at a site that are not done with, each with its job."""
+        for job in list(self.jobs.values()):
+            for ticket in job.tickets:
+                if ticket.site == site and not ticket.is_swept:
+                    yield job, ticket
+
+    def put_away(self) -> None:
+        """Put away the jobs that are over and of which no site knows anything any more."""
+        for job in list(self.jobs.values()):
+            if job.is_over and all(ticket.is_swept for ticket in job.tickets):
+                queue.close(self.place, job)
+                del self.jobs[job.job_id]
+
+    @property
+    def errors(self) -> list[DataError]:
+        """What is wrong with jobs that could not be read."""
+        return self.broken
+
+
+class Due(NamedTuple):
+    """What a look asks for at its site: tickets to take back, to let go again, and jobs of Slurm to end.
+
+    gone: names of tickets that never ran and that Slurm does not know any more. fetch: tickets that have run.
+    """
+
+    take: list[tuple[Job, Ticket]]
+    grant: list[tuple[Job, Ticket]]
+    end: list[str]
+    gone: list[str]
+    fetch: list[tuple[Job, Ticket]]
+
+
+def settle(board: Board, site: str, asked: str, seen: dict[str, Seen]) -> Due:
+    """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there."""
+    due = Due([], [], [], [], [])
+    for job, ticket in board.tickets(site):
+        if ticket.placed < asked:  # of one that was placed meanwhile the answer knows nothing
+            _settle(board, job, ticket, seen.get(ticket.name, Seen(ABSENT)), due)
+    return due
+
+
+def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
+    # Only who is in slurmctld's own list waits or runs, whatever accounting was told last.
+    is_known = seen.job is not None or seen.is_over
+    may_run = leave.may_run(seen.leave)
+    if ticket.state == "void":
+        if not is_known or seen.is_over:
+            board.note(job, "swept", ticket.n)
+            due.gone.append(ticket.name)
+        else:
+            due.end.append(seen.job_id)
+    elif ticket.state == "over":
+        due.fetch.append((job, ticket))
+    elif ticket.state == "taken":
+        due.take.append((job, ticket))
+    elif may_run and seen.is_over:
+        code = 0 if seen.state == "COMPLETED" else seen.exit_code
+        job = board.note(job, "ended", ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id)
+        due.fetch.append((job, ticket))
+    elif seen.state == "CANCELLED" and not seen.leave and ticket.state == "waiting":
+        why = f"somebody cancelled it at {ticket.site}"
+        job = board.note(job, "ended", ticket.n, state=seen.state, why=why, slurm_id=seen.job_id)
+        due.fetch.append((job, ticket))
+    elif not may_run and (seen.is_over or not is_known or seen.leave == leave.NO):
+        # It is certain to have done nothing, and its word makes certain that it never will.
+        due.take.append((job, ticket))
+    elif is_known:
+        _advance(board, job, ticket, seen, due)
+    elif not ticket.unknown:
+        board.note(job, "unknown", ticket.n, slurm_id=seen.job_id, why=f"it ran, and {ticket.site} does not know it")
+    elif _age_s(ticket.unknown) > ORPHAN_S:
+        # slurmctld came back without its latest jobs, and has ended what nodes still ran of them.
+        board.note(job, "void", ticket.n, why=f"{ticket.site} forgot it while it ran")
+
+
+def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
+    """A ticket that Slurm knows and that is not over: how far it has come."""
+    if ticket.state == "intended":
+        job = board.note(job, "submitted", ticket.n, slurm_id=seen.job_id)
+    if ticket.gate and leave.may_run(seen.leave):
+        if ticket.state != "granted" or ticket.unknown:
+            board.note(job, "granted", ticket.n, slurm_id=seen.job_id)
+    elif ticket.state == "granted":
+        if not seen.leave and seen.state != "PENDING":
+            due.grant.append((job, ticket))
+    elif (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or leave.may_run(seen.leave)):
+        board.note(job, "started", ticket.n, slurm_id=seen.job_id)
+
+
+def _age_s(moment: str) -> float:
+    return time.time() - datetime.fromisoformat(moment).timestamp()

@@ -1,0 +1,161 @@
+"""From the queue and what the sites said to decisions: the numbers that `policy.decide` sees, and what it wants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from pitools.launch.seen import Seen
+from pitools.place import model
+from pitools.place.queue import moves
+from pitools.place.queue.board import Board
+from pitools.place.queue.journal import Job
+from pitools.place.queue.offers import Offers, plan
+from pitools.place.sites import fresh, pools
+from pitools.place.sites.snapshot import Snapshot
+from pitools.site.model import Site
+
+REFUSED_S = 600.0  # a pool that refused a job, or where it came to nothing, is left alone for so long
+VOID_S = 10.0
+_TIERS = {"low": -1, "high": 1}
+
+Decide = Callable[
+    [float, Sequence[model.Job], Mapping[str, model.Pool], Sequence[model.Ticket]],
+    Sequence[model.Place | model.Withdraw],
+]
+
+
+class Said(Protocol):
+    """What one site said."""
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        """Its tickets, and every other job of ours there, by name."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The site as a whole."""
+
+
+class World(NamedTuple):
+    """What a decision is made upon: the sites that answered, and their pools."""
+
+    answered: dict[str, tuple[Site, Snapshot]]
+    pools: dict[str, model.Pool]
+
+
+class Wanted(NamedTuple):
+    """What was decided."""
+
+    places: list[model.Place]
+    withdrawals: list[model.Withdraw]
+
+
+def is_open(job: Job) -> bool:
+    """Whether it may still be decided where a job runs."""
+    return not (job.is_over or job.is_cancelled or any(ticket.is_running for ticket in job.tickets))
+
+
+class Decider:
+    """Asks the policy. decide: the policy, its constants filled in."""
+
+    plan = staticmethod(plan)
+
+    def __init__(self, decide: Decide, lead_s: float) -> None:
+        self._decide, self._lead_s, self._offers = decide, lead_s, Offers()
+
+    def see(self, board: Board, sites: Mapping[str, Site], looks: Mapping[str, Said]) -> World:
+        """The pools of the sites that answered, our own jobs in them as they are now."""
+        names = {ticket.name for job in board.jobs.values() for ticket in job.tickets}
+        answered = {name: (sites[name], look.snapshot) for name, look in looks.items() if look.snapshot}
+        found = {
+            pool.pool: pool
+            for name, (site, snapshot) in answered.items()
+            for pool in pools.pools(fresh.fresh(snapshot, looks[name].seen), names | looks[name].seen.keys(), site)
+        }
+        self._offers.begin()
+        return World(answered, found)
+
+    def moves(self, board: Board, world: World) -> list[model.Withdraw]:
+        """Short jobs that wait in one queue, while nobody waits for the room in another: they are decided upon anew."""
+        jobs, tickets = self._open(board, world)
+        if len({ticket.job_id for ticket in tickets}) < len(jobs):
+            return []
+        return moves.moves(time.time(), jobs, world.pools, tickets, self._lead_s)
+
+    def decide(self, board: Board, world: World) -> Wanted:
+        """What is to be placed and withdrawn now."""
+        now_s = time.time()
+        jobs, tickets = self._open(board, world)
+        wanted = self._decide(now_s, list(jobs.values()), world.pools, tickets)
+        # Whatever the policy says, nothing is done at a site that did not answer.
+        places = [one for one in wanted if isinstance(one, model.Place) and one.pool in world.pools]
+        places += self._ahead(now_s, jobs, world.pools, tickets, places)
+        return Wanted(places, [one for one in wanted if isinstance(one, model.Withdraw) and one.pool in world.pools])
+
+    def _open(self, board: Board, world: World) -> tuple[dict[str, model.Job], list[model.Ticket]]:
+        """The jobs that may still be put somewhere, and their tickets."""
+        known = {
+            job.job_id: one for job in board.jobs.values() if is_open(job) and (one := self._job(job, world.answered))
+        }
+        tickets = [
+            model.Ticket(job_id=job_id, pool=ticket.pool, placed_s=seconds(ticket.placed))
+            for job_id in known
+            for ticket in board.jobs[job_id].live
+        ]
+        return known, tickets
+
+    def _job(self, job: Job, answered: Mapping[str, tuple[Site, Snapshot]]) -> model.Job | None:
+        now_s = time.time()
+        avoided = {entry.pool for entry in job.refusals if now_s - seconds(entry.t) < REFUSED_S}
+        avoided |= {ticket.pool for ticket in job.tickets if ticket.voided and now_s - seconds(ticket.voided) < VOID_S}
+        kept = {ticket.pool for ticket in job.live}
+        options = self._offers.of(job, answered)
+        options = tuple(option for option in options if option.pool in kept or option.pool not in avoided)
+        if not options or not kept <= {option.pool for option in options}:
+            return None  # nowhere to go, or in the queue of a site that is silent: nothing is to be decided
+        return model.Job(
+            job_id=job.job_id, submit_s=seconds(job.asked.submitted), options=options,
+            tier=_TIERS.get(job.asked.tier, 0), owner=job.asked.owner,
+        )  # fmt: skip
+
+    def _ahead(
+        self, now_s: float, jobs: Mapping[str, model.Job], found: Mapping[str, model.Pool],
+        tickets: Sequence[model.Ticket], places: Sequence[model.Place],
+    ) -> list[model.Place]:  # fmt: skip
+        """Short jobs to wait in the sites' own queues, so that no node waits for the next tick.
+
+        The policy says which would be next if each pool had room for them.
+        """
+        bound = {ticket.job_id for ticket in tickets} | {place.job_id for place in places}
+        short = [
+            replace(job, options=options)
+            for job in jobs.values()
+            if job.job_id not in bound
+            and (options := tuple(option for option in job.options if option.run_s <= self._lead_s))
+        ]
+        seats = {name: moves.seated(pool, jobs, [*tickets, *places]) for name, pool in found.items()}
+        left = {name: found[name].tickets - waiting for name, (free, waiting) in seats.items() if not free}
+        most = max((option.units for job in short for option in job.options), default=0)
+        empty = {
+            name: replace(found[name], free=min(found[name].units, most * room), running=(), waiting=0)
+            for name, room in left.items()
+            if room > 0
+        }
+        if not short or not empty:
+            return []
+        chosen = []
+        for one in self._decide(now_s, short, empty, []):
+            if isinstance(one, model.Place) and left[one.pool] > 0:
+                left[one.pool] -= 1
+                chosen.append(replace(one, why=one.why or "short, and next here"))
+        return chosen
+
+
+def seconds(moment: str) -> float:
+    """Unix time of a moment as records write it."""
+    return datetime.fromisoformat(moment).timestamp()

@@ -1,0 +1,140 @@
+"""The queue over all sites: a folder, and one folder in it for each job.
+
+<place>/                        PIT_PLACE, else <XDG state>/pitools/place; nobody else's to read
+    tick.lock                   flock(2) of the tick at work
+    sites.json                  pit.place-sites/1: what the last tick saw
+    jobs/<job-id>/
+        job.json                pit.queued/1: what was asked for; it never changes
+        journal.jsonl           pit.place-entry/1: what was decided and what was seen, oldest first
+        cancel                  somebody wants it withdrawn
+        lost.<site>             somebody answers for it that its ticket there will not run
+    done/<job-id>/              the same, once the job is over
+
+What a job is now follows from its journal alone (journal.py), which only the tick writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import clock
+from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.files import os_error, sync_dir, sync_file_system, write_atomic
+from pitools.launch.request import Request
+from pitools.place.queue.journal import Job, Queued, fold, read_journal
+from pitools.place.sites.cache import base, private
+from pitools.run import folder
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,80}")
+
+
+def root() -> Path:
+    """The queue's folder, made where there is none, for its owner alone. Raises ClusterError."""
+    given = os.environ.get("PIT_PLACE", "")
+    place = private(Path(given).absolute() if given else base("XDG_STATE_HOME", ".local/state") / "pitools" / "place")
+    for part in ("jobs", "done"):
+        private(place / part)
+    return place
+
+
+def ask(request: Request, sites: tuple[str, ...], *, owner: str, request_text: str = "") -> Queued:
+    """A request as the queue will know it."""
+    return Queued(
+        job_id=folder.new_id(request.name), request=request, sites=sites, submitted=clock.now(), tier=request.tier,
+        owner=owner, request_text=request_text,
+    )  # fmt: skip
+
+
+def add(place: Path, asked: Sequence[Queued]) -> list[Job]:
+    """Put jobs into the queue; from the moment that one is seen there it is whole and durable."""
+    made = [Job(asked=one, path=place / "jobs" / one.job_id) for one in asked]
+    try:
+        for job in made:
+            building = _building(job.path)
+            building.mkdir(mode=0o700)
+            write_atomic(building / "job.json", msgspec.json.encode(job.asked) + b"\n", mode=0o600, durable=False)
+        sync_file_system(place)  # once for all: two hundred files on their own take seconds
+        for job in made:
+            os.rename(_building(job.path), job.path)
+        sync_dir(place / "jobs")
+    except OSError as error:
+        raise os_error(error, place) from error
+    return made
+
+
+def _building(path: Path) -> Path:
+    return path.with_name(f".{path.name}")
+
+
+def jobs(place: Path, *, done: bool = False) -> tuple[list[Job], list[DataError]]:
+    """Every job that is not put away, oldest first, and what is wrong with those that cannot be read; or the others."""
+    found: list[Job] = []
+    broken: list[DataError] = []
+    for path in (place / ("done" if done else "jobs")).iterdir():
+        try:
+            if _ID.fullmatch(path.name) and (job := _read(path)):
+                found.append(job)
+        except DataError as error:  # one broken folder must not stop the others
+            broken.append(error)
+    return sorted(found, key=lambda job: (job.asked.submitted, job.job_id)), broken
+
+
+def find(place: Path, job_id: str) -> Job:
+    """The job of this id, over or not. Raises UsageError naming the nearest."""
+    if _ID.fullmatch(job_id):
+        for part in ("jobs", "done", "jobs"):  # it may move while it is looked for
+            if job := _read(place / part / job_id):
+                return job
+    known = [path.name for path in (place / "jobs").iterdir()]
+    raise UsageError(f'no job "{job_id}" in the queue', where=str(place), hint=nearest(job_id, known[-20:]))
+
+
+def _read(path: Path) -> Job | None:
+    asked = folder.read(path / "job.json", Queued)
+    if asked is None:
+        return None
+    if asked.job_id != path.name:
+        raise DataError(f'job_id = "{asked.job_id}" is not the folder\'s name', where=str(path))
+    lost = frozenset(mark.name.removeprefix("lost.") for mark in path.glob("lost.*"))
+    job = Job(asked=asked, path=path, is_cancelled=(path / "cancel").exists(), lost=lost)
+    return fold(job, read_journal(path / "journal.jsonl"))
+
+
+def close(place: Path, job: Job) -> None:
+    """Put a job that is over away."""
+    try:
+        os.rename(job.path, place / "done" / job.job_id)
+    except OSError as error:
+        raise os_error(error, job.path) from error
+
+
+def mark(job: Job, name: str) -> None:
+    """Leave a mark for the next tick: `cancel`, or `lost.<site>`. Raises UsageError for a job that is over."""
+    try:
+        (job.path / name).touch(mode=0o600)
+    except FileNotFoundError as error:
+        raise UsageError(f'job "{job.job_id}" is over', where=str(job.path)) from error
+    except OSError as error:
+        raise os_error(error, job.path) from error
+
+
+@contextmanager
+def locked(place: Path) -> Iterator[bool]:
+    """Be the tick: yields whether no other is at work. The kernel frees the lock on any death."""
+    descriptor = os.open(place / "tick.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Following the queue: tick again and again, and tell what changed, as lines or as a picture that is drawn again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pitools.place.queue import folder as queue
+from pitools.place.queue import view
+from pitools.place.queue.tick import Ticker
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_SHOWN = 20
+_OTHER_S = 0.5  # how soon it is looked again while another tick is at work
+
+
+def rounds(ticker: Ticker, every_s: float, seen: Callable[[view.Ticked], bool]) -> None:
+    """Tick every so many seconds, and show what each left, until `seen` says that it is enough.
+
+    Where another tick is at work, its results are shown instead.
+    """
+    while True:
+        began = time.monotonic()
+        ticked = ticker.tick()
+        if seen(ticked or look(ticker.place)):
+            return
+        time.sleep(max(0.0, (every_s if ticked else min(every_s, _OTHER_S)) - (time.monotonic() - began)))
+
+
+def look(place: Path) -> view.Ticked:
+    """The queue as it is, without a tick. A job that cannot be read is left out."""
+    seen = view.sites(place)
+    return view.Ticked([view.row_of(job, seen) for job in queue.jobs(place)[0]], seen, {})
+
+
+def ended(place: Path, job_ids: Collection[str]) -> list[view.JobRow] | None:
+    """The rows of these jobs once all of them are over; None before. Raises UsageError for one that is not there."""
+    seen = view.sites(place)
+    jobs = [queue.find(place, job_id) for job_id in job_ids]
+    return [view.row_of(job, seen) for job in jobs] if all(job.is_over for job in jobs) else None
+
+
+class Changes:
+    """Which rows are new or not as they were."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, view.JobRow] = {}
+        self._sites: dict[str, view.SiteRow] = {}
+
+    def of(self, ticked: view.Ticked, place: Path) -> list[view.JobRow | view.SiteRow]:
+        """The rows that changed since the last call; a job that was put away is shown once more, as it ended."""
+        found: list[view.JobRow | view.SiteRow] = []
+        found += [row for row in ticked.sites.sites if self._sites.get(row.site) != row]
+        found += [row for row in ticked.jobs if self._jobs.get(row.job_id) != row]
+        here = {row.job_id for row in ticked.jobs}
+        for job_id, row in self._jobs.items():
+            if job_id not in here and row.state not in ("done", "failed", "withdrawn"):
+                found.append(view.row_of(queue.find(place, job_id), ticked.sites))
+        self._sites = {row.site: row for row in ticked.sites.sites}
+        self._jobs = {row.job_id: row for row in ticked.jobs}
+        return found
+
+
+def picture(ticked: view.Ticked, latest: list[str]) -> Group:
+    """The sites, the jobs by state, and the latest changes, for a terminal."""
+    from collections import Counter
+
+    from rich.console import Group
+    from rich.table import Table
+
+    from pitools.core.output import cell
+
+    table = Table(title=f"sites, {ticked.sites.t}", title_justify="left")
+    for name in view.SITE_COLUMNS:
+        table.add_column(name.replace("_", " "))
+    for row in ticked.sites.sites:
+        table.add_row(*(cell(getattr(row, name)) for name in view.SITE_COLUMNS), style="red" if row.why else None)
+    counts = Counter(row.state for row in ticked.jobs)
+    states = "  ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "no jobs"
+    jobs = Table(title=states, title_justify="left")
+    for name in ("job_id", "state", "pool", "slurm_id", "why"):
+        jobs.add_column(name.replace("_", " "))
+    for job in ticked.jobs[:_SHOWN]:
+        jobs.add_row(*(cell(getattr(job, name)) for name in ("job_id", "state", "pool", "slurm_id", "why")))
+    return Group(table, jobs, "\n".join(latest[-10:]))
+
+
+def sentences(rows: list[view.JobRow | view.SiteRow]) -> list[str]:
+    """Changes as lines for people."""
+    return [
+        f"{row.job_id}: {row.state} {row.pool} {row.why}".rstrip()
+        if isinstance(row, view.JobRow)
+        else f"{row.site}: {row.state}, {row.free} of {row.units} free {row.why}".rstrip()
+        for row in rows
+    ]

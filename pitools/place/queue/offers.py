@@ -1,0 +1,51 @@
+"""A job of the queue as a decision sees it: where it could run, for how long, at what price."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from pitools.launch import plan as planning
+from pitools.launch.plan import Plan
+from pitools.place.estimate import candidates, survey
+from pitools.place.model import Option
+from pitools.place.queue.journal import Job
+from pitools.place.sites.snapshot import Snapshot
+from pitools.site.model import Site
+
+KEPT_S = 300.0  # what is foretold of a job changes with its data and with nodes, and not from tick to tick
+_SPEND_S = 5.0  # of one tick: of a thousand new jobs the first are placed before all are judged
+
+
+def plan(job: Job, site: Site, partition: str) -> Plan:
+    """The job's plan for a partition of a site, with the time that it needs there.
+
+    Raises ConfigError or DataError where it cannot be there.
+    """
+    request = candidates.sized(job.asked.request, site, partition)
+    return planning.make(request, site, job.job_id, request_text=job.asked.request_text)
+
+
+class Offers:
+    """What each job could have; kept for a while."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, frozenset[str], tuple[Option, ...]]] = {}
+        self._until = 0.0
+
+    def begin(self) -> None:
+        """A tick begins: so long may be spent on what is not known yet."""
+        self._until = time.monotonic() + _SPEND_S
+
+    def of(self, job: Job, seen: Mapping[str, tuple[Site, Snapshot]]) -> tuple[Option, ...]:
+        """The options of a job at the sites that answered; none yet where there was no time left to look."""
+        there = frozenset(seen) & frozenset(job.asked.sites)
+        now = time.monotonic()
+        known = self._known.get(job.job_id)
+        if known is None or not there <= known[1] or now - known[0] > KEPT_S:
+            if now > self._until:
+                return ()
+            wanted = survey.Wanted(request=job.asked.request, where=job.job_id, text=job.asked.request_text)
+            offered = survey.offers(wanted, [seen[name] for name in sorted(there)], timeout_s=_SPEND_S)
+            known = self._known[job.job_id] = (now, there, offered)
+        return tuple(option for option in known[2] if option.pool.partition("/")[0] in there)

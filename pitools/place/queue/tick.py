@@ -1,0 +1,246 @@
+"""One tick: look at every site, write down what was seen, let tickets go or take them back, decide, submit.
+
+It may be killed anywhere: what it was about to do stands in the jobs' journals, and the next tick looks for it first.
+A site that is silent, or refuses, stops nothing at the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pitools.core import clock
+from pitools.core.errors import PitError
+from pitools.launch.seen import Seen
+from pitools.place.model import Place, Withdraw
+from pitools.place.queue import deciding, tickets, view
+from pitools.place.queue import folder as queue
+from pitools.place.queue.board import Board, Due, settle
+from pitools.place.queue.journal import Job, Ticket
+from pitools.place.sites.asking import Answer, Asking
+from pitools.place.sites.snapshot import Snapshot
+from pitools.place.sites.snapshot import read as read_snapshot
+from pitools.site.load import load
+from pitools.site.model import Site
+
+FAILOVER_S = 120.0
+QUEUED = ("intended", "waiting", "taken")
+D = TypeVar("D", Place, Withdraw)
+
+
+class Look(NamedTuple):
+    """What one site said: its tickets, and the site as a whole where that was wanted."""
+
+    seen: dict[str, Seen]
+    snapshot: Snapshot | None
+
+
+class Ticker:
+    """Ticks over one queue. Keeps between ticks only what would be found again without it.
+
+    timeout_s: for the looks at all sites together. max_age_s: how old a site's state may be, our own jobs apart.
+    lead_s: a job expected to run no longer than this may wait in a site's queue, so that no node waits for a tick.
+    """
+
+    def __init__(self, place: Path, decide: deciding.Decide, *, timeout_s: float = 20.0, max_age_s: float = 15.0,
+                 lead_s: float = 300.0, act_s: float = 60.0) -> None:  # fmt: skip
+        self.place, self.timeout_s, self.max_age_s, self.act_s = place, timeout_s, max_age_s, act_s
+        self._asking: Asking[Look] = Asking()
+        self._decider = deciding.Decider(decide, lead_s)
+        self._users: dict[str, str] = {}
+
+    def tick(self) -> view.Ticked | None:
+        """Tick once; None where another tick is at work. Raises ClusterError for a queue that cannot be written."""
+        with queue.locked(self.place) as is_ours:
+            return self._tick() if is_ours else None
+
+    def _tick(self) -> view.Ticked:
+        board = Board(self.place)
+        sites, faults = self._sites(board)
+        asked = clock.now()
+        answers = self._asking.ask({name: self._question(board, site) for name, site in sites.items()}, self.timeout_s)
+        looks = {name: one.said for name, one in answers.items() if isinstance(one.said, Look)}
+        faults |= {name: one.said for name, one in answers.items() if isinstance(one.said, PitError)}
+        due = {name: settle(board, name, _text(answers[name]), look.seen) for name, look in looks.items()}
+        self._clear(board, sites, due, faults)
+        self._take_back(board, sites, due, faults)
+        self._grant(board, sites, due, faults)
+        world = self._decider.see(board, sites, {name: look for name, look in looks.items() if name not in faults})
+        self._do(board, sites, deciding.Wanted([], self._decider.moves(board, world)), faults)
+        self._do(board, sites, self._decider.decide(board, world), faults)
+        _cancelled(board)
+        board.put_away()
+        return view.write(self.place, board, asked, world.pools, faults)
+
+    def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:
+        """The sites that this tick has to do with."""
+        sites: dict[str, Site] = {}
+        faults: dict[str, PitError] = {}
+        for job in board.jobs.values():
+            names = {ticket.site for ticket in job.tickets if not ticket.is_swept}
+            if not job.is_over and not any(ticket.is_running for ticket in job.tickets):
+                names.update(job.asked.sites)
+            for name in names - sites.keys() - faults.keys():
+                try:
+                    sites[name] = load(name)
+                except PitError as error:
+                    faults[name] = error
+        return sites, faults
+
+    def _question(self, board: Board, site: Site) -> Callable[[], Look]:
+        names = [ticket.name for _, ticket in board.tickets(site.name)]
+        waiting = any(deciding.is_open(job) and site.name in job.asked.sites for job in board.jobs.values())
+
+        def look() -> Look:
+            snapshot = read_snapshot(site, max_age_s=self.max_age_s) if waiting else None
+            return Look(tickets.hands(site).state(site, names) if names else {}, snapshot)
+
+        return look
+
+    def _clear(
+        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
+    ) -> None:
+        """Bring home what has ended, and clear away what never began."""
+
+        def act(name: str) -> None:
+            tickets.fetch(board, sites[name], due[name].fetch)
+            if due[name].gone:
+                tickets.hands(sites[name]).forget(sites[name], due[name].gone)
+
+        _each([name for name, one in due.items() if one.fetch or one.gone], act, faults)
+
+    def _take_back(
+        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
+    ) -> None:
+        """Take back what its site asked for, what lost, and what nobody wants any more; end what is in the way."""
+        since = {row.site: row.since for row in view.sites(self.place).sites if row.site in faults}
+        for name in faults:
+            _give_up_lost(board, name)
+        take = {name: list(one.take) for name, one in due.items()}
+        ends = {name: list(one.end) for name, one in due.items()}
+        known = {(job.job_id, ticket.n) for pairs in take.values() for job, ticket in pairs}
+        for job in board.jobs.values():
+            for ticket in [*_unwanted(job), *_stranded(job, since)]:
+                if (job.job_id, ticket.n) not in known and ticket.site in sites:
+                    take.setdefault(ticket.site, []).append((job, ticket))
+            if job.is_cancelled:
+                for ticket in job.live:
+                    if ticket.is_running and ticket.slurm_id and ticket.site in due:
+                        ends.setdefault(ticket.site, []).append(ticket.slurm_id)
+
+        def act(name: str) -> None:
+            tickets.take_back(board, sites[name], take.get(name, ()))
+            tickets.end(sites[name], ends.get(name, ()))
+
+        _each(take.keys() | ends.keys(), act, faults)
+
+    def _grant(
+        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
+    ) -> None:
+        chosen: dict[str, list[tuple[Job, Ticket]]] = {name: list(one.grant) for name, one in due.items()}
+        for job in board.jobs.values():
+            if (ticket := _winner(job)) and ticket.site in due and ticket.site not in faults:
+                chosen.setdefault(ticket.site, []).append((job, ticket))
+
+        def act(name: str) -> None:
+            for job, ticket in chosen[name]:
+                tickets.grant(board, sites[name], job, ticket)
+
+        _each([name for name, some in chosen.items() if some], act, faults)
+
+    def _do(
+        self, board: Board, sites: Mapping[str, Site], wanted: deciding.Wanted, faults: dict[str, PitError]
+    ) -> None:
+        """Carry out the decisions."""
+        deadline = time.monotonic() + self.act_s
+        places = _by_site(wanted.places)
+        back = _by_site(wanted.withdrawals)
+
+        def act(name: str) -> None:
+            pairs = [
+                (job, ticket)
+                for one in back.get(name, ())
+                if (job := board.jobs[one.job_id])
+                for ticket in job.live
+                if ticket.pool == one.pool and not ticket.is_running
+            ]
+            tickets.take_back(board, sites[name], pairs)
+            tickets.place(board, sites[name], places.get(name, ()), self._decider.plan, deadline=deadline)
+
+        _each([name for name in places.keys() | back.keys() if name not in faults], act, faults)
+
+
+def _unwanted(job: Job) -> list[Ticket]:
+    """Tickets of a job that must not run any more, and do not yet."""
+    waiting = [ticket for ticket in job.live if not ticket.is_running]
+    if job.is_over or job.is_cancelled or any(ticket.is_running for ticket in job.tickets):
+        return waiting
+    if any(ticket.gate and ticket.state == "started" for ticket in waiting):
+        # Somebody waits to be let go: whoever could start without being asked must be out of the way first.
+        return [ticket for ticket in waiting if not ticket.gate]
+    return []
+
+
+def _stranded(job: Job, since: Mapping[str, str]) -> list[Ticket]:
+    """Tickets that wait where Slurm has been silent for long, of a job that may go elsewhere.
+
+    Where only Slurm is silent they can be taken back all the same; else they stay in doubt.
+    """
+    long_ago = clock.text(datetime.now(UTC) - timedelta(seconds=FAILOVER_S))
+    if job.is_over or not set(job.asked.sites) - since.keys():
+        return []
+    return [one for one in job.live if one.state in QUEUED and since.get(one.site, "Z") < long_ago]
+
+
+def _winner(job: Job) -> Ticket | None:
+    """The ticket to let go: the first at its gate, once no other can run without being let go."""
+    if job.is_over or job.is_cancelled or not all(ticket.gate and ticket.state != "granted" for ticket in job.live):
+        return None
+    return next((ticket for ticket in job.live if ticket.state == "started"), None)
+
+
+def _give_up_lost(board: Board, site: str) -> None:
+    """Believe who answers for it that a ticket of a silent site will not run."""
+    for job, ticket in list(board.tickets(site)):
+        if site in job.lost and ticket.is_live:
+            board.note(job, "void", ticket.n, why=f"given up as lost with {site}")
+
+
+def _cancelled(board: Board) -> None:
+    """Jobs that somebody wanted withdrawn and that have no ticket left are over."""
+    for job in list(board.jobs.values()):
+        if job.is_cancelled and not job.is_over and not job.live:
+            board.note(job, "cancelled")
+
+
+def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
+    """Act at several sites at once; what goes wrong at one is noted as its fault."""
+    names = sorted(sites)
+    if not names:
+        return
+
+    def guarded(name: str) -> tuple[str, PitError | None]:
+        try:
+            act(name)
+        except PitError as error:
+            return name, error
+        return name, None
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        faults.update({name: error for name, error in pool.map(guarded, names) if error})
+
+
+def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:
+    found: dict[str, list[D]] = {}
+    for decision in decisions:
+        found.setdefault(decision.pool.partition("/")[0], []).append(decision)
+    return found
+
+
+def _text(answer: Answer[Look]) -> str:
+    """When a site was asked, as journals write times."""
+    return clock.text(datetime.fromtimestamp(answer.asked_s, UTC))

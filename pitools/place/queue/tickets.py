@@ -1,0 +1,126 @@
+"""What a tick does at one site: take tickets back, let them go, and place new ones. Each act is safe to repeat.
+
+Every intent is in the job's journal before the act. What is not certain to have gone well is left as it is written
+there: the next tick looks first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
+from pitools.launch import far, near
+from pitools.launch.plan import Plan
+from pitools.launch.seen import Seen
+from pitools.place.model import Place
+from pitools.place.queue.board import Board
+from pitools.place.queue.journal import Job, Ticket
+from pitools.run.folder import JobRef
+from pitools.site.model import Site
+from pitools.slurm.refusals import Unanswered
+
+MOST = 32  # submissions to one site in one tick
+
+Planner = Callable[[Job, Site, str], Plan]
+
+
+class Hands(Protocol):
+    """What can be done with the tickets of a site: see launch/near.py."""
+
+    def submit(self, plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef: ...  # noqa: D102
+    def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]: ...  # noqa: D102
+    def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
+    def grant(self, site: Site, name: str, job_id: str) -> bool: ...  # noqa: D102
+    def cancel(self, site: Site, job_ids: Sequence[str]) -> None: ...  # noqa: D102
+    def forget(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
+
+
+def hands(site: Site) -> Hands:
+    """Those of a site on this machine's own network, or of one that is far."""
+    return far if site.reach.kind == "ssh" else near
+
+
+def fetch(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
+    """Bring what these tickets' runs have left to tell into the jobs' folders. Raises Unreachable."""
+    for job, ticket in due:
+        why = ""
+        try:
+            if site.reach.kind == "ssh":
+                far.fetch(site, ticket.name, Path(job.path) / "run")
+        except (ClusterError, DataError) as error:
+            why = f"its logs stay at {site.name}: {error}"
+        board.note(job, "swept", ticket.n, why=why)
+
+
+def take_back(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
+    """Make sure that these tickets never run, then take them out of the site's queue.
+
+    One that has leave already stays, and is the job's. Raises Unreachable, with all as it was written before.
+    """
+    if not due:
+        return
+    for job, ticket in due:
+        if ticket.state != "taken":
+            board.note(job, "withdraw", ticket.n)
+    taken = hands(site).take_back(site, [ticket.name for _, ticket in due])
+    for job, ticket in due:
+        if taken[ticket.name]:
+            board.note(job, "void", ticket.n)
+        else:
+            board.note(job, "started", ticket.n, why="it had begun already")
+    # Out of the queue as well; if that fails now, the next tick finds it void and yet in the queue.
+    end(site, [ticket.slurm_id for _, ticket in due if taken[ticket.name] and ticket.slurm_id])
+
+
+def end(site: Site, job_ids: Sequence[str]) -> None:
+    """End jobs of Slurm. Safe to repeat."""
+    if job_ids:
+        hands(site).cancel(site, job_ids)
+
+
+def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
+    """Let a gated ticket run. The choice is written down before the ticket hears of it, and is never changed."""
+    if ticket.state != "granted":
+        board.note(job, "grant", ticket.n)
+    if hands(site).grant(site, ticket.name, ticket.slurm_id):
+        board.note(job, "granted", ticket.n)
+    else:
+        board.note(job, "void", ticket.n, why="it had waited too long for leave")
+
+
+def place(board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *, deadline: float) -> None:
+    """Submit what was decided, in its order, until MOST or the deadline (time.monotonic). Raises Unreachable."""
+    for decision in decisions[:MOST]:
+        if time.monotonic() > deadline:
+            return
+        job = board.jobs[decision.job_id]
+        partition = decision.pool.partition("/")[2]
+        try:
+            planned = plan(job, site, partition)
+        except (ConfigError, DataError, UsageError) as error:
+            board.note(job, "refused", pool=decision.pool, why=str(error))
+            continue
+        _submit(board, site, job, decision, planned)
+
+
+def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> None:
+    n = len(job.tickets) + 1
+    gate = bool(job.live)
+    job = board.note(job, "submit", n, pool=decision.pool, gate=gate, why=decision.why)
+    ticket = job.tickets[-1]
+    try:
+        ref = hands(site).submit(plan, site, name=ticket.name, gate=gate)
+    except Unanswered:
+        raise
+    except PitError as error:
+        # Slurm says that it has not got it. Should that be wrong, the job finds that it has no leave.
+        hands(site).take_back(site, [ticket.name])
+        is_refused = isinstance(error, ClusterError)
+        board.note(job, "refused" if is_refused else "void", n, pool=decision.pool, why=str(error))
+        if not is_refused:
+            raise
+        return
+    board.note(job, "submitted", n, slurm_id=ref.job_id)

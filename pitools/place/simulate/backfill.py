@@ -1,0 +1,168 @@
+"""One pool's own scheduler: first come, first served within a tier, and EASY backfill by time limits.
+
+The first job that does not fit gets a reservation: the shadow, the moment when enough units are free if every running
+job uses up its limit. A later job may pass it only if it ends before the shadow, or fits beside the first job there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pitools.place.simulate.packing import Packing
+
+# (-tier, number in order of submission, job, units, limit in s)
+Entry = tuple[int, int, int, int, float]
+
+
+class Backfill:
+    """The state of one pool.
+
+    running: (end by limit, job, units), ascending. queue: entries that wait, in order. `free` units are idle.
+    depth: so many of the queue are looked at, as Slurm's bf_max_job_test has it. closed: windows (from, to) in which
+    nothing may run; a job that would reach into one waits until it is over. packing: where nodes count. Then the shadow
+    still counts units only, and a job for which there are enough, but no nodes, keeps them reserved. version: another
+    whenever the pool is, save that jobs came to the end of its queue.
+    """
+
+    __slots__ = (
+        "closed", "depth", "free", "fresh", "is_stale", "packing", "queue", "running", "shadow", "spare", "units",
+        "version"
+    )  # fmt: skip
+
+    def __init__(
+        self, units: int, depth: int, closed: Iterable[tuple[float, float]] = (), packing: Packing | None = None
+    ) -> None:
+        self.units = self.free = units
+        self.depth, self.packing = depth, packing
+        self.closed = sorted(closed)
+        self.running: list[tuple[float, int, int]] = []
+        self.queue: list[Entry] = []
+        self.fresh: list[Entry] = []
+        self.is_stale = False
+        self.shadow, self.spare = inf, 0
+        self.version = 0
+
+    def put(self, entry: Entry) -> None:
+        """A job joins the queue."""
+        place = bisect_left(self.queue, entry)
+        if place < len(self.queue):
+            self.version += 1
+        self.queue.insert(place, entry)
+        if place < self.depth:
+            self.fresh.append(entry)
+
+    def withdraw(self, entry: Entry) -> None:
+        """A job leaves the queue unstarted."""
+        self.version += 1
+        place = bisect_left(self.queue, entry)
+        del self.queue[place]
+        if place == 0 or len(self.queue) >= self.depth:
+            self.is_stale = True  # whoever is first now has another shadow; others have moved up to be looked at
+        if entry in self.fresh:
+            self.fresh.remove(entry)
+
+    def run(self, job: int, units: int, limit_end_s: float) -> None:
+        """A job holds units from now on."""
+        self.version += 1
+        self.free -= units
+        insort(self.running, (limit_end_s, job, units))
+
+    def end(self, job: int, units: int, limit_end_s: float) -> None:
+        """A job gives its units back."""
+        self.version += 1
+        del self.running[bisect_left(self.running, (limit_end_s, job, units))]
+        self.free += units
+        self.is_stale = True
+
+    def startable(self, now_s: float) -> list[Entry]:
+        """Entries that start now, already out of the queue and holding their units.
+
+        As long as no unit was given back, the shadow stands and those who did not fit cannot fit: only entries that
+        came since the last call are looked at.
+        """
+        started: list[Entry] = []
+        while self.is_stale or self.fresh:
+            is_whole, fresh, self.fresh = self.is_stale, sorted(self.fresh), []
+            self.is_stale = False
+            if not self.queue:
+                break
+            if is_whole or self.queue[0] is fresh[0]:
+                begun = self._firsts(now_s)
+                fresh = self.queue[1 : self.depth]
+            else:
+                begun = []
+            begun += self._others(now_s, fresh)
+            if begun and len(self.queue) >= self.depth:
+                self.is_stale = True  # others have moved up to where they are looked at
+            started += begun
+        return started
+
+    def _firsts(self, now_s: float) -> list[Entry]:
+        """The entries at the head that fit; sets the shadow of the one that does not."""
+        started: list[Entry] = []
+        for entry in self.queue:
+            if entry[3] > self.free or not self._may(entry, now_s):
+                break
+            self._start(entry, now_s)
+            started.append(entry)
+        del self.queue[: len(started)]
+        if self.queue:
+            self._reserve(now_s, self.queue[0])
+        return started
+
+    def _others(self, now_s: float, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of the entries that may pass the first one, in order."""
+        started: list[Entry] = []
+        free, shadow, is_plain = self.free, self.shadow, not self.closed and not self.packing
+        for entry in entries:
+            units = entry[3]
+            if units > free:
+                continue
+            beside = now_s + entry[4] > shadow
+            if (beside and units > self.spare) or not (is_plain or self._may(entry, now_s)):
+                continue
+            if beside:
+                self.spare -= units
+            started.append(entry)
+            self._start(entry, now_s)
+            free -= units
+            if not free:
+                break
+        for entry in started:
+            del self.queue[bisect_left(self.queue, entry)]
+        return started
+
+    def _may(self, entry: Entry, now_s: float) -> bool:
+        """Whether nodes and windows allow what units do."""
+        if self.packing and not self.packing.holds(entry[3]):
+            return False
+        return not self.closed or self.opens(now_s, entry[4]) <= now_s
+
+    def _start(self, entry: Entry, now_s: float) -> None:
+        if self.packing:
+            self.packing.take(entry[2], entry[3])
+        self.run(entry[2], entry[3], now_s + entry[4])
+
+    def _reserve(self, now_s: float, entry: Entry) -> None:
+        room, self.shadow, self.spare = self.free, now_s, self.free - entry[3]
+        if room < entry[3]:
+            for end_s, _, units in self.running:
+                if room >= entry[3] and end_s > self.shadow:
+                    break
+                room += units
+                self.shadow = end_s
+            self.spare = room - entry[3]
+        opens_s = self.opens(self.shadow, entry[4])
+        if opens_s > self.shadow:
+            self.shadow, self.spare = opens_s, self.units - entry[3]
+
+    def opens(self, start_s: float, limit_s: float) -> float:
+        """The first moment from start_s on at which a job of this limit does not reach into a closed window."""
+        for from_s, to_s in self.closed:
+            if start_s < to_s and start_s + limit_s > from_s:
+                start_s = to_s
+        return start_s

@@ -1,0 +1,185 @@
+"""What a replay was worth: one record a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pitools.core.record import Record
+from pitools.place.simulate.model import Result, Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+Window = Literal["all", "first-half", "second-half"]
+
+SHORT_S = 10.0  # a bounded slowdown counts a shorter run as this
+_CLASSES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))
+
+
+class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
+    """One policy on one trace; of the jobs that were submitted in `window`.
+
+    jct: completion time, from submission to end. wait: to the first start; by GPUs asked for, and by tier. slowdown:
+    jct over run time, the run no shorter than 10 s. utilisation: GPU time held over GPU time there was; delivered: the
+    same, each GPU weighed by its speed, and without what failures lost; both up to the end of the last job for `all`,
+    and for a half while its jobs arrive. makespan: from the first submission to the last end. fragmentation: the mean,
+    over time, of the share of idle GPUs that lie outside the pool with the most. jain: Jain's index of the owners' mean
+    slowdowns (of the jobs', where none has an owner); 1 is fair. leaves: mean leaf switches of jobs of several nodes,
+    0 without a fabric. unplaced: jobs that no pool can hold; left: that the policy left waiting for ever; no other
+    figure counts these. depth: waiting jobs that a scheduler looks at. wall_s: that the replay took.
+    """
+
+    policy: str
+    trace: str
+    scenario: str
+    load: float
+    seed: int
+    window: str
+    jobs: int
+    mean_jct_s: float
+    p50_jct_s: float
+    p95_jct_s: float
+    p99_jct_s: float
+    mean_wait_s: float
+    max_wait_s: float
+    wait_by_gpus_s: dict[str, float]
+    wait_by_tier_s: dict[str, float]
+    slowdown: float
+    utilisation: float
+    delivered: float
+    makespan_s: float
+    fragmentation: float
+    jain: float
+    leaves: float
+    failures: int
+    unplaced: int
+    left: int
+    depth: int
+    decides: int
+    placed: int
+    withdrawn: int
+    skipped: int
+    idle: int
+    wall_s: float = 0.0
+
+    @property
+    def wait_large_s(self) -> float:
+        """Mean wait of jobs of 32 GPUs and more."""
+        return self.wait_by_gpus_s.get("32+", 0.0)
+
+
+def judge(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
+    """The record of a replay; every job is replayed, whatever the window."""
+    import numpy as np
+
+    submit, start, end = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
+    tier = np.frombuffer(result.tier, np.int32)
+    gpus = np.asarray(trace.gpus)
+    ran, inside = np.isfinite(end), during(result, window)
+    jct, wait, run = (end - submit)[inside], (start - submit)[inside], (end - start)[inside]
+    slowdown = np.maximum(1.0, jct / np.maximum(run, SHORT_S))
+    quantiles = np.percentile(jct, (50, 95, 99)) if jct.size else np.zeros(3)
+    held, delivered, fragments = _use(result, trace, between(result, window))
+    several = np.frombuffer(result.spans.leaves, np.int32)
+    several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.per_node for p in result.scenario.pools)]
+    return PlaceResult(
+        policy=result.policy, trace=result.trace, scenario=result.scenario.name, load=result.scenario.load,
+        seed=result.scenario.seed, window=window, jobs=int(inside.sum()), mean_jct_s=_mean(jct),
+        p50_jct_s=float(quantiles[0]), p95_jct_s=float(quantiles[1]), p99_jct_s=float(quantiles[2]),
+        mean_wait_s=_mean(wait), max_wait_s=float(wait.max(initial=0.0)),
+        wait_by_gpus_s=_by_size(gpus[inside], wait),
+        wait_by_tier_s={str(t): _mean(wait[tier[inside] == t]) for t in np.unique(tier[inside])},
+        slowdown=_mean(slowdown), utilisation=held, delivered=delivered,
+        makespan_s=float(np.nanmax(end, initial=submit[0]) - submit[0]), fragmentation=fragments,
+        jain=_jain(slowdown, np.asarray(trace.owner)[inside]), leaves=_mean(several),
+        failures=len(result.spans.job) - int(ran.sum()), unplaced=int((~ran).sum()) - result.left, left=result.left,
+        depth=result.scenario.depth, decides=result.decides,
+        placed=result.placed, withdrawn=result.withdrawn, skipped=trace.skipped, idle=trace.idle,
+        wall_s=round(wall_s, 3),
+    )  # fmt: skip
+
+
+def during(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """For each job, whether it was submitted in this window, and ran to its end."""
+    import numpy as np
+
+    submit, (from_s, to_s) = np.frombuffer(result.submit_s), between(result, window)
+    inside = (submit >= from_s) & (submit <= to_s if window != "first-half" else submit < to_s)
+    return np.isfinite(np.frombuffer(result.end_s)) & inside
+
+
+def between(result: Result, window: str) -> tuple[float, float]:
+    """From when to when: for `all` to the last end, for a half to its last submission."""
+    first, last = result.submit_s[0], result.submit_s[-1]
+    middle = (first + last) / 2
+    if window == "first-half":
+        return first, middle
+    return (middle, last) if window == "second-half" else (first, max(max(result.spans.end_s, default=last), last))
+
+
+def timeline(result: Result) -> tuple[Floats, Any]:
+    """Moments at which something ends or starts, ends first, and the GPUs in use from then on, one column a pool."""
+    import numpy as np
+
+    spans, pools = result.spans, len(result.scenario.pools)
+    pool, gpus = np.frombuffer(spans.pool, np.int32), np.frombuffer(spans.gpus, np.int32)
+    moments = np.concatenate([np.frombuffer(spans.end_s), np.frombuffer(spans.start_s)])
+    change = np.zeros((len(moments), pools))
+    change[np.arange(len(moments)), np.concatenate([pool, pool])] = np.concatenate([-gpus, gpus])
+    order = np.argsort(moments, kind="stable")
+    return moments[order], np.cumsum(change[order], axis=0)
+
+
+def _use(result: Result, trace: Trace, window_s: tuple[float, float]) -> tuple[float, float, float]:
+    """Share of GPU time held; of speed-weighted time that was work done; mean share of idle GPUs not in one pool."""
+    import numpy as np
+
+    pools, spans = result.scenario.pools, result.spans
+    size, speed = np.array([float(p.gpus) for p in pools]), np.array([p.speed for p in pools])
+    moments, used = timeline(result)
+    from_s, to_s = window_s
+    if not len(moments) or to_s <= from_s:
+        return 0.0, 0.0, 0.0
+    edges = np.clip(np.append(moments, to_s), from_s, to_s)
+    lasts = np.diff(edges)
+    lasts[-1] = max(to_s - max(moments[-1], from_s), 0.0)
+    idle = size - used
+    total = idle.sum(1)
+    apart = np.divide(total - idle.max(1), total, out=np.zeros_like(total), where=total > 0)
+    # Work is what the trace's run times say, each spread evenly over the time that its attempts held GPUs.
+    job, start, end = np.frombuffer(spans.job, np.int32), np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
+    held_s = np.bincount(job, end - start, minlength=len(trace))
+    inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None)
+    share = np.divide(inside_s, held_s[job], out=np.zeros_like(inside_s), where=held_s[job] > 0)
+    work = float((share * np.asarray(trace.gpus)[job] * np.asarray(trace.run_s)[job]).sum())
+    span = to_s - from_s
+    return (
+        float((lasts[:, None] * used).sum() / (size.sum() * span)),
+        work / (float((size * speed).sum()) * span),
+        float((lasts * apart).sum() / span),
+    )
+
+
+def _mean(values: Any) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def _by_size(gpus: Any, wait: Any) -> dict[str, float]:
+    found = {}
+    for least, most in _CLASSES:
+        name = f"{least}+" if most > 10**8 else str(least) if least == most else f"{least}-{most}"
+        found[name] = _mean(wait[(gpus >= least) & (gpus <= most)])
+    return found
+
+
+def _jain(slowdown: Any, owners: Any) -> float:
+    import numpy as np
+
+    if not slowdown.size:
+        return 1.0
+    if owners.any():
+        _, index = np.unique(owners, return_inverse=True)
+        slowdown = np.bincount(index, slowdown) / np.bincount(index)
+    return float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown**2).sum()))

@@ -1,0 +1,137 @@
+"""What a simulation reads and gives: a trace of jobs, a scenario of pools, and what became of every job."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from pitools.topology.model import Fabric
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+Windows = tuple[tuple[float, float], ...]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs in order of submission, one list a column.
+
+    submit_s: from the trace's start. gpus: what a job holds. run_s: on hardware of speed 1. limit_s: its time limit, 0
+    where the trace has none. owner, title, group: user, job name, and QOS or queue; "" where unknown. guess: somebody's
+    estimate of the run time that was there before the job was, on any scale, 0 where there was none. skipped: rows that
+    were no jobs; idle: jobs that never ran or held no GPU.
+    """
+
+    name: str
+    job_id: Sequence[str]
+    submit_s: Sequence[float]
+    gpus: Sequence[int]
+    run_s: Sequence[float]
+    limit_s: Sequence[float]
+    owner: Sequence[str]
+    title: Sequence[str]
+    group: Sequence[str]
+    guess: Sequence[float]
+    skipped: int = 0
+    idle: int = 0
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+
+class SimPool(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool to simulate. speed: beside hardware of speed 1. price: of a GPU hour. tickets: the most that wait there.
+
+    fabric: its nodes; then jobs are put on nodes, of `per_node` GPUs each, and not only counted. closed: windows
+    (from, to) in seconds in which nothing runs, known beforehand. dark: windows in which its controller does not
+    answer: what runs goes on, nothing starts.
+    """
+
+    pool: str
+    gpus: int
+    speed: float = 1.0
+    price: float = 0.0
+    tickets: int = 4
+    per_node: int = 8
+    fabric: Fabric | None = None
+    closed: Windows = ()
+    dark: Windows = ()
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs lose a node now and then, and are submitted again with what their last checkpoint had not done.
+
+    per_gpu_day: how often. checkpoint_s: between checkpoints; 0: there are none. repair_s: that a node is away.
+    """
+
+    per_gpu_day: float = 0.0
+    checkpoint_s: float = HOUR_S
+    repair_s: float = 4 * HOUR_S
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Time limits where a trace has none: the run time, times a whole number drawn from `factors`, up to a step."""
+
+    factors: tuple[int, int] = (1, 10)
+    steps_s: tuple[float, ...] = (HOUR_S, 4 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 7 * DAY_S)
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Pools and how hard they are used.
+
+    load: arrivals come this much faster than in the trace. seed: of everything drawn. depth: so many waiting jobs each
+    pool's scheduler looks at (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier; tier_shares:
+    tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are chosen, and what
+    each leaf switch above the first adds to a run, as a share.
+    """
+
+    name: str
+    pools: tuple[SimPool, ...]
+    load: float = 1.0
+    seed: int = 0
+    depth: int = 500
+    limits: Limits = Limits()
+    tiers: Mapping[str, int] = {}
+    tier_shares: Mapping[int, float] = {}
+    failures: Failures = Failures()
+    nodes: Literal["choose", "by-name"] = "choose"
+    extra_leaf: float = 0.0
+
+
+class Spans(msgspec.Struct, frozen=True, kw_only=True):
+    """Every attempt of every job, in order of start. job, pool: indices; gpus: held; leaves: 0 without a fabric."""
+
+    job: array[int]
+    pool: array[int]
+    gpus: array[int]
+    leaves: array[int]
+    start_s: array[float]
+    end_s: array[float]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of every job of the trace, in its order.
+
+    submit_s: after the load was applied. start_s: of its first attempt; end_s: of its last; NaN for a job that no pool
+    can hold. pool: of its last attempt, an index in the scenario, or -1. decides: calls of the policy; placed,
+    withdrawn: what it asked for; refused: what could not be done, since a pool was dark. left: jobs that a pool could
+    hold, and that still waited when nothing more happened.
+    """
+
+    policy: str
+    trace: str
+    scenario: Scenario
+    submit_s: array[float]
+    start_s: array[float]
+    end_s: array[float]
+    pool: array[int]
+    tier: array[int]
+    limit_s: array[float]
+    spans: Spans
+    decides: int = 0
+    placed: int = 0
+    withdrawn: int = 0
+    refused: int = 0
+    left: int = 0

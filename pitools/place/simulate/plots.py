@@ -1,0 +1,87 @@
+"""One picture of several replays: completion times, waits by size, GPUs in use over time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pitools.core.errors import ToolMissing
+from pitools.core.files import write_atomic
+from pitools.place.simulate.metrics import PlaceResult, during, timeline
+from pitools.place.simulate.model import DAY_S, HOUR_S, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
+_MOMENTS = 500  # of the time axis
+
+
+def draw(results: Sequence[Result], judged: Sequence[PlaceResult], path: Path) -> None:
+    """Draw replays of one trace, and what they were worth, into a PNG.
+
+    Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        hint = "pip install 'pitools-hpc[plot]'"
+        raise ToolMissing("a picture of a simulation needs the package matplotlib", hint=hint) from error
+
+    with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
+        figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
+        axes: dict[str, Axes] = figure.subplot_mosaic([["times", "waits"], ["use", "use"]])
+        one = judged[0]
+        figure.suptitle(f"{one.trace} on {one.scenario}, load x{one.load:g}, {one.jobs} jobs ({one.window})")
+        _times(axes["times"], results, judged)
+        _waits(axes["waits"], judged)
+        _use(axes["use"], results)
+        figure.savefig(out, format="png")
+        write_atomic(path, out.getvalue())
+
+
+def _times(axes: Axes, results: Sequence[Result], judged: Sequence[PlaceResult]) -> None:
+    """The share of jobs that were done within a time."""
+    import numpy as np
+
+    for result, one in zip(results, judged, strict=True):
+        jct = np.frombuffer(result.end_s) - np.frombuffer(result.submit_s)
+        jct = np.sort(jct[during(result, one.window)]) / HOUR_S
+        label = f"{result.policy}: mean {one.mean_jct_s / HOUR_S:.2f} h, longest wait {one.max_wait_s / HOUR_S:.0f} h"
+        axes.plot(jct, np.arange(1, len(jct) + 1) / max(len(jct), 1), label=label)
+    axes.set(xscale="log", xlabel="from submission to end, h", ylabel="share of the jobs", ylim=(0, 1.02))
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def _waits(axes: Axes, judged: Sequence[PlaceResult]) -> None:
+    """Mean waits, grouped by the GPUs asked for."""
+    width = 0.8 / len(judged)
+    classes = list(judged[0].wait_by_gpus_s)
+    for number, one in enumerate(judged):
+        places = [at + (number + 0.5) * width - 0.4 for at in range(len(classes))]
+        axes.bar(places, [wait / HOUR_S for wait in one.wait_by_gpus_s.values()], width, label=one.policy)
+    axes.set_xticks(range(len(classes)), classes)
+    axes.set(xlabel="GPUs asked for", ylabel="mean wait, h", ylim=(0, None))
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _use(axes: Axes, results: Sequence[Result]) -> None:
+    """GPUs in use over all pools, each point a mean."""
+    import numpy as np
+
+    for result in results:
+        moments, used = timeline(result)
+        if len(moments) < 2:
+            continue
+        grid = np.linspace(moments[0], moments[-1], _MOMENTS + 1)
+        total = used.sum(1)
+        area = np.concatenate([[0.0], np.cumsum(np.diff(moments) * total[:-1])])
+        mean = np.diff(np.interp(grid, moments, area)) / np.diff(grid)
+        axes.plot((grid[:-1] - moments[0]) / DAY_S, mean, label=result.policy)
+    axes.axhline(sum(pool.gpus for pool in results[0].scenario.pools), color="grey", linestyle=":")
+    axes.set(xlabel="days", ylabel="GPUs in use", ylim=(0, None))
+    axes.grid(alpha=0.3)

@@ -1,0 +1,102 @@
+"""Traces of jobs, read strictly: a hole or garbage is an error that names file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pitools.core.errors import DataError
+from pitools.place.simulate.model import Trace
+from pitools.place.simulate.traces import helios, philly, sacct, swf
+from pitools.place.simulate.traces.row import Row
+
+Form = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], Row | None]]
+
+_MOST_GPUS = 1_000_000
+_LONGEST_S = 1e10  # three hundred years; what adds up stays exact to far below a second
+_LAST_S = 1e11
+_HINT = "--skip-bad leaves such rows out, and counts them"
+
+
+def read(path: Path, *, skip_bad: bool = False) -> Trace:
+    """The jobs of a Helios CSV, a Philly cluster_job_log, an SWF file, or what `sacct -P` printed; .gz too.
+
+    Which it is shows in the text. Jobs that never ran, or held no GPU, are counted as idle. skip_bad: rows that make no
+    job are counted, too. Raises DataError naming file and line.
+    """
+    text = _text(path)
+    rows, row = _form(path, text)
+    found: list[Row] = []
+    lines: dict[str, int] = {}
+    skipped = idle = 0
+    try:
+        for line, raw in rows(text):
+            try:
+                job = row(raw)
+                if job is None:
+                    idle += 1
+                    continue
+                _check(job, lines)
+            except (ValueError, KeyError, OverflowError) as error:
+                if not skip_bad:
+                    raise DataError(str(error), where=f"{path}:{line}", hint=_HINT) from error
+                skipped += 1
+                continue
+            lines[job.job_id] = line
+            found.append(job)
+    except (ValueError, csv.Error, RecursionError) as error:  # not a row: the file itself
+        raise DataError(str(error), where=str(path), hint="fetch it again") from error
+    if not found:
+        raise DataError("no job that ran", where=str(path), hint="a trace is one job a row; see pit place simulate -h")
+    return _columns(path.name.partition(".")[0], found, skipped, idle)
+
+
+def _columns(name: str, rows: list[Row], skipped: int, idle: int) -> Trace:
+    rows.sort(key=lambda job: job.submit_s)
+    columns: dict[str, list[Any]] = dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))
+    columns["submit_s"] = [moment - rows[0].submit_s for moment in columns["submit_s"]]
+    return Trace(name=name, **columns, skipped=skipped, idle=idle)
+
+
+def _check(job: Row, lines: dict[str, int]) -> None:
+    """What no form allows. Raises ValueError."""
+    if not job.job_id:
+        raise ValueError("it has no job id")
+    if job.job_id in lines:
+        raise ValueError(f"job {job.job_id} was on line {lines[job.job_id]} already")
+    if not 0 < job.gpus <= _MOST_GPUS:
+        raise ValueError(f"job {job.job_id} has {job.gpus} GPUs")
+    if not 0 < job.run_s <= _LONGEST_S or not 0 <= job.limit_s <= _LONGEST_S:
+        raise ValueError(f"job {job.job_id} ran {job.run_s:g} s, with a limit of {job.limit_s:g} s")
+    if abs(job.submit_s) > _LAST_S:
+        raise ValueError(f"job {job.job_id} was submitted at {job.submit_s:g} s")
+
+
+def _form(path: Path, text: str) -> Form:
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if first.lstrip().startswith(("[", "{")):
+        return philly.rows, philly.row
+    if set(sacct.NEEDED) <= set(first.split("|")):
+        return sacct.rows, sacct.row
+    if "job_id" in first.split(",") and "submit_time" in first:
+        return helios.rows, helios.row
+    if first.startswith(";") or len(first.split()) == 18:
+        return swf.rows, swf.row
+    raise DataError(
+        "it is no trace that is known", where=f"{path}:1",
+        hint="a Helios CSV, Philly's cluster_job_log, SWF, or `sacct -P` with its header, JobID and Submit in it",
+    )  # fmt: skip
+
+
+def _text(path: Path) -> str:
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError("no such file", where=str(path)) from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"it cannot be read: {error}", where=str(path)) from error

@@ -1,0 +1,61 @@
+"""Philly (Microsoft, ATC'19): cluster_job_log, a JSON list of jobs with their attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pitools.place.simulate.traces.row import Row, moment
+
+_SPACE = " \t\r\n,"
+
+
+def rows(text: str) -> Iterator[tuple[int, Any]]:
+    """(line on which it begins, value) of each item of the list, parsed one by one. Raises ValueError."""
+    decoder = json.JSONDecoder()
+    at = text.index("[") + 1 if text.lstrip().startswith("[") else 0
+    if not at:
+        raise ValueError("no list: it should be one of jobs")
+    line, counted = 1, 0
+    while True:
+        while at < len(text) and text[at] in _SPACE:
+            at += 1
+        line, counted = line + text.count("\n", counted, at), at
+        if at >= len(text):
+            raise ValueError(f"line {line}: it is cut short")
+        if text[at] == "]":
+            return
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {error.lineno}: {error.msg}") from error
+        yield line, found
+
+
+def row(raw: Any) -> Row | None:
+    """A job, its run time that of all its attempts; None for one that never ran, or held no GPU. Raises ValueError."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
+        raise ValueError("it is no job with attempts")
+    job_id, run_s, gpus = raw.get("jobid"), 0.0, 0
+    if not isinstance(job_id, str) or not job_id:
+        raise ValueError(f"jobid is {job_id!r}")
+    for attempt in raw["attempts"]:
+        try:
+            start, end, detail = attempt["start_time"], attempt["end_time"], attempt["detail"]
+            held = sum(len(node["gpus"]) for node in detail)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"an attempt of {job_id} is not whole: {error}") from error
+        if start in (None, "None") or end in (None, "None"):
+            continue  # as published where an attempt was ended before it ran, or ran on at the end of the log
+        ran_s = moment(end, "end_time") - moment(start, "start_time")
+        if ran_s < 0:
+            raise ValueError(f"an attempt of {job_id} ends before it starts")
+        run_s, gpus = run_s + ran_s, max(gpus, held)
+    submit_s = moment(raw.get("submitted_time", ""), "submitted_time")
+    if not run_s or not gpus:
+        return None
+    return Row(
+        job_id=job_id, submit_s=submit_s, gpus=gpus, run_s=run_s, owner=str(raw.get("user") or ""),
+        group=str(raw.get("vc") or ""),
+    )  # fmt: skip

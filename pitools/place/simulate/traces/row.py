@@ -1,0 +1,54 @@
+"""One job of a trace, whatever the form."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from math import isfinite
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """What a form's reader makes of one row; the columns of `model.Trace`. submit_s: on any clock."""
+
+    job_id: str
+    submit_s: float
+    gpus: int
+    run_s: float
+    limit_s: float = 0.0
+    owner: str = ""
+    title: str = ""
+    group: str = ""
+    guess: float = 0.0
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a file; unlike splitlines(), none ends at the odd separators that names of jobs may hold."""
+    return text.replace("\r\n", "\n").split("\n")
+
+
+def number(text: str, what: str) -> float:
+    """A finite number. Raises ValueError naming what it should have been."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {text!r}, no number") from None
+    if not isfinite(value):
+        raise ValueError(f"{what} is {text!r}")
+    return value
+
+
+def whole(text: str, what: str) -> int:
+    """A whole number. Raises ValueError naming what it should have been."""
+    value = number(text, what)
+    if value != int(value):
+        raise ValueError(f"{what} is {text!r}, no whole number")
+    return int(value)
+
+
+def moment(text: str, what: str) -> float:
+    """Unix time of zoneless text; its zone does not matter, for only differences do. Raises ValueError."""
+    try:
+        found = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {text!r}, no time") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

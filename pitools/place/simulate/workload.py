@@ -1,0 +1,86 @@
+"""A trace as a scenario submits it: faster, and with limits and tiers where the trace has none."""
+
+from __future__ import annotations
+
+from array import array
+from math import ceil
+from random import Random
+
+from pitools.place.simulate.model import DAY_S, Limits, Scenario, Trace
+
+
+class Workload:
+    """The trace's jobs on the scenario's pools: when, how long, by which limit, and where at all.
+
+    left_s: what a job has still to run at speed 1, less after a failure.
+    """
+
+    def __init__(self, trace: Trace, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.submit_s = array("d", [moment / scenario.load for moment in trace.submit_s])
+        self.left_s = array("d", trace.run_s)
+        self.limit_s = limits(trace, scenario.limits, scenario.seed)
+        self.tier = tiers(trace, scenario)
+        self.gpus, self.job_id = trace.gpus, trace.job_id
+        self.speeds = [pool.speed for pool in scenario.pools]
+        self._fits: dict[int, tuple[int, ...]] = {}
+
+    def units_on(self, job: int, pool: int) -> int:
+        """What the job holds there: GPUs, in whole nodes if it needs more than one of a pool that has nodes."""
+        gpus, there = self.gpus[job], self.scenario.pools[pool]
+        return gpus if there.fabric is None or gpus <= there.per_node else ceil(gpus / there.per_node) * there.per_node
+
+    def limit_on(self, job: int, pool: int) -> float:
+        """The limit that it is submitted with there: people know how fast a pool is."""
+        return self.limit_s[job] / self.speeds[pool]
+
+    def run_on(self, job: int, pool: int, leaves: int) -> float:
+        """How long the job, on so many leaf switches, has still to run there."""
+        return self.left_s[job] / self.speeds[pool] * (1.0 + self.scenario.extra_leaf * max(0, leaves - 1))
+
+    def fits(self, job: int) -> tuple[int, ...]:
+        """The pools that are large enough."""
+        gpus = self.gpus[job]
+        if gpus not in self._fits:
+            pools = self.scenario.pools
+            self._fits[gpus] = tuple(n for n, pool in enumerate(pools) if self.units_on(job, n) <= pool.gpus)
+        return self._fits[gpus]
+
+    def fails_after(self, job: int, attempt: int, units: int) -> float:
+        """Seconds until this attempt loses a node; the same whatever else happens, so that policies are comparable."""
+        rate = self.scenario.failures.per_gpu_day * units / DAY_S
+        return Random(f"{self.scenario.seed} {self.job_id[job]} {attempt}").expovariate(rate)  # noqa: S311  to be repeated
+
+    def lost(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
+        """An attempt failed after ran_s: what was done up to its last checkpoint stays done."""
+        every = self.scenario.failures.checkpoint_s
+        if every:
+            done = self.left_s[job] * (ran_s // every * every) / self.run_on(job, pool, leaves)
+            self.left_s[job] -= done
+
+
+def limits(trace: Trace, made: Limits, seed: int) -> array[float]:
+    """The trace's own limits; where it has none, the run time times a drawn factor, up to what people ask for."""
+    random = Random(seed)  # noqa: S311
+    factors = range(made.factors[0], made.factors[1] + 1)
+    found = array("d")
+    for run_s, limit_s in zip(trace.run_s, trace.limit_s, strict=True):
+        asked_s = run_s * random.choice(factors)
+        found.append(max(run_s, limit_s or next((s for s in made.steps_s if s >= asked_s), made.steps_s[-1])))
+    return found
+
+
+def tiers(trace: Trace, scenario: Scenario) -> array[int]:
+    """A tier for each job: by its group, else drawn by the shares, else 0."""
+    random = Random(f"tiers {scenario.seed}")  # noqa: S311
+    found = array("i")
+    for group in trace.group:
+        drawn, tier = random.random(), scenario.tiers.get(group)
+        if tier is None:
+            tier = 0
+            for candidate, share in scenario.tier_shares.items():
+                if (drawn := drawn - share) < 0:
+                    tier = candidate
+                    break
+        found.append(tier)
+    return found

@@ -1,0 +1,1 @@
+"""What several sites are now, and what became of what they foretold."""

@@ -1,0 +1,141 @@
+"""What sites said, kept for a moment for all terminals and cron jobs of one user: a folder of files, one lock each.
+
+Of many that want the same answer at once, one asks; the others wait for its answer. Whoever dies while asking frees
+its lock, and leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.files import os_error, plain_file, write_atomic
+from pitools.core.record import Record
+from pitools.stage.cache.lock import flock, open_kept
+
+T = TypeVar("T", bound=Record)
+
+
+class Failure(Record, frozen=True, kw_only=True, tag="pit.failure/1"):
+    """Why a site gave no answer."""
+
+    what: str
+    where: str
+    hint: str
+
+
+class Kept(Record, frozen=True, kw_only=True, tag="pit.kept/1"):
+    """A record. began_s: Unix time; nothing in it is older."""
+
+    began_s: float
+    value: msgspec.Raw
+
+
+def folder() -> Path:
+    """Where answers are kept, made if it is missing. Raises ClusterError when others can write there."""
+    return private(base("XDG_CACHE_HOME", ".cache") / "pitools" / "place")
+
+
+def base(variable: str, fallback: str) -> Path:
+    """A base folder of the XDG specification: the variable's, if it is an absolute path, or one in the home folder."""
+    said = Path(os.environ.get(variable, ""))
+    return said if said.is_absolute() else Path.home() / fallback
+
+
+def private(path: Path) -> Path:
+    """This folder, made if it is missing, once it is certain that only this user writes there. Raises ClusterError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        for part in (path.parent, path):
+            found = part.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                what = "what is kept here decides where jobs go, and others can write to it"
+                raise ClusterError(what, where=str(part), hint=f"look who did, then: chmod go-w {part}")
+    except OSError as error:
+        raise os_error(error, path) from error
+    return path
+
+
+def get(
+    name: str, kind: type[T], ask: Callable[[float], T], *, max_age_s: float, timeout_s: float, failure_s: float = 0.0
+) -> T:
+    """The kept answer of this name, or that of `ask`, which gets the seconds that it has.
+
+    Nothing is returned that was asked for longer than `max_age_s` before this call. A failure is not asked for again
+    within `failure_s`. Raises what `ask` does, Unreachable where another process still asks when the time is up.
+    """
+    now = time.time()
+    deadline = time.monotonic() + timeout_s
+    path = folder() / f"{name}.json"
+    refused = path.with_suffix(".failed")
+
+    def known() -> T | None:
+        if (found := _fresh(path, kind, now - max_age_s)) is not None:
+            return found
+        if (failure := _fresh(refused, Failure, now - failure_s)) is not None:
+            raise Unreachable(failure.what, where=failure.where, hint=failure.hint)
+        return None
+
+    if (found := known()) is not None:
+        return found
+    with _locked(path.with_suffix(".lock"), timeout_s):
+        # Whoever had the lock before us may have asked meanwhile.
+        if (found := known()) is not None:
+            return found
+        began_s = time.time()
+        try:
+            answer = ask(max(0.0, deadline - time.monotonic()))
+        except PitError as error:
+            # By its end: whoever came while it was asked has the same answer.
+            _keep(refused, time.time(), Failure(what=error.what, where=error.where, hint=error.hint))
+            raise
+        _keep(path, began_s, answer)
+        return answer
+
+
+def _fresh(path: Path, kind: type[T], since: float) -> T | None:
+    """The record that is kept here, if it was asked for since a moment; what is no record is none."""
+    try:
+        with plain_file(path) as file:
+            kept = msgspec.json.decode(file.read(), type=Kept)
+        # A clock that was set back makes an answer come from the future: nobody knows how old that is.
+        return msgspec.json.decode(kept.value, type=kind) if since <= kept.began_s <= time.time() else None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _keep(path: Path, began_s: float, record: Record) -> None:
+    kept = Kept(began_s=began_s, value=msgspec.Raw(msgspec.json.encode(record)))
+    # A full disk costs the next one an answer, not this one.
+    with contextlib.suppress(PitError):
+        write_atomic(path, msgspec.json.encode(kept), mode=0o600, durable=False)
+
+
+@contextmanager
+def _locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold a lock file. Where the file system has no locks, two may ask at once: no harm but to the controller."""
+    try:
+        descriptor = open_kept(path)
+    except OSError as error:
+        raise os_error(error, path) from error
+    try:
+        had = True
+        with contextlib.suppress(ClusterError):
+            had = flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        if not had:
+            what = f"another process has been asking for {timeout_s:g} s"
+            raise Unreachable(what, where=path.stem, hint="try again later")
+        yield
+    finally:
+        os.close(descriptor)

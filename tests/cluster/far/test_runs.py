@@ -1,0 +1,205 @@
+"""A run on a site that shares nothing with this machine: no files, no user, no Slurm here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.core.errors import ClusterError, ConfigError
+from pitools.launch import far
+from pitools.launch import plan as planning
+from pitools.launch.seen import Seen
+from pitools.run import folder
+from pitools.site import files
+from pitools.site.model import Site
+from pitools.slurm.client import Client
+
+pytestmark = pytest.mark.slurm
+
+MakePlan = Callable[..., planning.Plan]
+MAIN = """\
+import os, pathlib
+from helper import word
+
+def main(note):
+    data = pathlib.Path(os.environ["PIT_DATA_PICK"])
+    print(word, note, os.environ["PIT_RANK"], (data / "a/0").read_bytes().hex(), os.getcwd(), os.getuid(), flush=True)
+"""
+
+
+def until(site: Site, name: str, ready: Callable[[Seen], bool], timeout_s: float = 60) -> Seen:
+    deadline = time.monotonic() + timeout_s
+    while not ready(seen := far.state(site, [name])[name]):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.3)
+    return seen
+
+
+def over(seen: Seen) -> bool:
+    return seen.is_over
+
+
+def near_words(tmp_path: Path) -> list[bytes]:
+    return [os.fsencode(tmp_path), b"pytest-of", os.fsencode(Path(sys.executable).parent)]
+
+
+def test_a_run_from_end_to_end(
+    site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, make_dataset: Any, tmp_path: Path
+) -> None:
+    """Code, data and run travel over one connection; ranks of another user run them; logs come back, no path goes."""
+    work = tmp_path / "work"
+    (work / "main.py").write_text(MAIN)
+    (work / "helper.py").write_text("word = 'helped'\n")
+    (work / ".git").mkdir()
+    (work / ".git" / "HEAD").write_text("x")
+    (work / "here.py").symlink_to(work / "helper.py")
+    version = make_dataset([3, 100_000])
+    plan = make_plan(
+        entry="main:main", args={"note": "it's"}, nodes=2, data={"pick": str(version)}, env={"ODD": "a 'b' $c"}
+    )
+    before = far_side.logins()
+    sent = far.submit(plan, site, name=name)
+    assert (sent.data_bytes, sent.data_s > 0) == (100_003, True)
+    again = far.submit(plan, site, name=name)
+    assert (again.job_id, again.data_bytes) == (sent.job_id, 0)
+    seen = until(site, name, over)
+    assert far_side.logins() - before == 1
+    (job,) = alpha.jobs(name=name, all_states=True)
+    assert (job.raw_id, job.user, job.state) == (sent.job_id, far_side.user, "COMPLETED")
+    assert (seen.state, seen.job_id, seen.exit_code, seen.leave) == ("COMPLETED", sent.job_id, 0, f"run.{sent.job_id}")
+
+    assert far.fetch(site, name, tmp_path / "back")
+    assert not (tmp_path / "back" / "code").exists()
+    for rank in range(2):
+        said = (tmp_path / "back" / "attempts" / "0" / "logs" / f"{rank}.out").read_text().splitlines()[-1].split()
+        assert said[:3] == ["helped", "it's", str(rank)]
+        assert said[3] == (version / "a" / "0").read_bytes().hex()
+        assert int(said[-1]) == far_side.root.stat().st_uid
+    ended = folder.read(tmp_path / "back" / "attempts" / "0" / "exit.json", folder.Attempt)
+    assert ended is not None
+    assert ended.exit_code == 0
+    there = Path(far.run_dir(site, name))
+    assert {path.name for path in (there / "code").iterdir()} == {"main.py", "helper.py", "here.py"}
+    assert (there / "code" / "here.py").readlink() == Path("helper.py")
+    for one in ("script.sbatch", "plan.json", "job.json"):
+        assert not [word for word in near_words(tmp_path) if word in (there / one).read_bytes()]
+    far.forget(site, [name])
+    assert not there.exists()
+    assert far.state(site, [name])[name].state == "COMPLETED"  # squeue still knows
+
+
+def test_this_side_sees_nothing_of_that_side(
+    site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, make_dataset: Any, tmp_path: Path
+) -> None:
+    """The same where the far root is hidden from every process here, and these files from everybody there."""
+    if os.geteuid():
+        pytest.skip("only root may hide a folder")
+    version = make_dataset([1000])
+    plan = make_plan(command='wc -c < "$PIT_DATA_PICK/a/0"; echo $PIT_RANK', data={"pick": str(version)})
+    (tmp_path / "site.json").write_bytes(msgspec.json.encode(site))
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    script = tmp_path / "near.py"
+    script.write_text(
+        "import sys, time, msgspec, pathlib\n"
+        "from pitools.launch import far, plan\nfrom pitools.site.model import Site\n"
+        "read = lambda path, kind: msgspec.json.decode(pathlib.Path(path).read_bytes(), type=kind)\n"
+        "site, planned = read(sys.argv[1], Site), read(sys.argv[2], plan.Plan)\n"
+        "name, root, back = sys.argv[3], pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])\n"
+        "assert not list(root.iterdir())\n"
+        "far.submit(planned, site, name=name)\n"
+        "while not far.state(site, [name])[name].is_over: time.sleep(0.3)\n"
+        "assert far.fetch(site, name, back)\n"
+        "assert not list(root.iterdir())\n"
+    )
+    hide = 'mount -t tmpfs none "$1" && PATH="$2" && shift 2 && exec "$@"'
+    files_here = [tmp_path / one for one in ("near.py", "site.json", "plan.json")]
+    words = [sys.executable, *files_here, name, far_side.root, tmp_path / "b"]
+    done = subprocess.run(
+        ["/usr/bin/unshare", "-m", "/bin/sh", "-c", f"PATH=/usr/bin:/bin; {hide}", "sh", far_side.root, far_side.near,
+         *words], capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b" / "attempts" / "0" / "logs" / "0.out").read_text().endswith("1000\n0\n")
+    assert tmp_path.stat().st_uid == 0
+    hidden = ["/usr/sbin/runuser", "-u", far_side.user, "--", "/bin/ls", str(tmp_path)]
+    assert far_side.user == "root" or subprocess.run(hidden, capture_output=True, check=False).returncode
+
+
+def test_leave_to_run(site: Site, make_plan: MakePlan, alpha: Client, name: str) -> None:
+    """A gated job waits until it is told; one that was taken back ends with 75, and can not be told any more."""
+    plan = make_plan(command='echo ran > "$PIT_RUN_DIR/proof"')
+    other = f"{name}-2"
+    jobs = [far.submit(plan, site, name=one, gate=True) for one in (name, other)]
+    for one in (name, other):
+        until(site, one, lambda seen: seen.state == "RUNNING")
+    time.sleep(1.5)
+    assert files.read(site, f"{far.run_dir(site, name)}/proof") is None
+    assert far.take_back(site, [other, f"{name}-3"]) == {other: True, f"{name}-3": True}
+    assert far.grant(site, name, jobs[0].job_id)
+    assert far.grant(site, name, jobs[0].job_id)
+    assert not far.grant(site, other, jobs[1].job_id)
+    assert far.take_back(site, [name]) == {name: False}
+    assert until(site, name, over).state == "COMPLETED"
+    assert files.read(site, f"{far.run_dir(site, name)}/proof") == b"ran\n"
+    assert until(site, other, over).state == "FAILED"
+    assert files.read(site, f"{far.run_dir(site, other)}/proof") is None
+    with pytest.raises(ClusterError, match="taken back"):
+        far.submit(plan, site, name=f"{name}-3")
+    assert not alpha.jobs(name=f"{name}-3", all_states=True)
+
+
+def test_many_at_once_are_one_job(site: Site, make_plan: MakePlan, alpha: Client, name: str) -> None:
+    """Four submissions of one name at the same moment: one job, and everybody is told its id."""
+    plan = make_plan(command="true")
+    told: list[str] = []
+    threads = [threading.Thread(target=lambda: told.append(far.submit(plan, site, name=name).job_id)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (job,) = alpha.jobs(name=name, all_states=True)
+    assert told == [job.raw_id] * 4
+
+
+def test_what_slurm_refuses_leaves_nothing(site: Site, make_plan: MakePlan, name: str) -> None:
+    """Slurm's own sentence, and no folder there."""
+    plan = make_plan(command="true", constraint="nosuch")
+    with pytest.raises(ClusterError, match=r"feature"):
+        far.submit(plan, site, name=name)
+    assert not files.exists(site, [far.run_dir(site, name)])
+
+
+@pytest.mark.parametrize("bad", ["", "..", "a/b", "-x", "a b", "a\nb", "x" * 200])
+def test_names_that_are_no_names(site: Site, make_plan: MakePlan, bad: str) -> None:
+    """What could be another folder or two lines is refused before anything is asked."""
+    for call in (lambda: far.submit(make_plan(), site, name=bad), lambda: far.state(site, [bad])):
+        with pytest.raises(ConfigError, match="cannot be the name of a run"):
+            call()
+
+
+def test_a_local_reach_with_other_paths(
+    site: Site, make_plan: MakePlan, make_dataset: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ssh the same functions work on this machine, as its own user."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    paths = {key: f"{tmp_path}/there/{key}" for key in ("runs", "data", "nvme")}
+    here = msgspec.structs.replace(
+        site, reach=type(site.reach)(), paths=type(site.paths)(**paths, python=sys.executable)
+    )
+    version = make_dataset([10])
+    plan = make_plan(command="wc -c < $PIT_DATA_PICK/a/0", data={"pick": str(version)})
+    far.submit(plan, here, name=name)
+    until(here, name, over)
+    assert far.fetch(here, name, tmp_path / "back")
+    assert (tmp_path / "back" / "attempts" / "0" / "logs" / "0.out").read_text().endswith("10\n")
+    assert json.loads((tmp_path / "back" / "plan.json").read_text())["request"]["workdir"].startswith(paths["runs"])

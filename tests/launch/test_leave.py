@@ -1,0 +1,113 @@
+"""Leave to run: the one word that decides, and the script that asks for it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pitools.launch import leave
+
+
+@pytest.fixture
+def ticket(tmp_path: Path) -> Path:
+    return tmp_path / "it's a run.1"
+
+
+def start(run_dir: Path, job_id: str, *, gate: bool = False, gate_s: float = 5.0) -> subprocess.Popen[bytes]:
+    """What Slurm does with a ticket's script."""
+    (run_dir / "attempts").mkdir(parents=True, exist_ok=True)
+    text = f"#!/bin/bash\n#SBATCH --job-name=x\nset -e\necho {job_id} >> {shlex.quote(str(run_dir))}/ran\n"
+    path = run_dir / f"script.{job_id}"
+    path.write_text(leave.script(text, str(run_dir), gate=gate, gate_s=gate_s))
+    return subprocess.Popen(["bash", str(path)], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job_id})
+
+
+def ran(run_dir: Path) -> list[str]:
+    path = run_dir / "ran"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_flags_stay_before_the_first_command(ticket: Path) -> None:
+    """sbatch reads its flags up to the first command: leave is asked for after them."""
+    lines = leave.script("#!/bin/bash\n#SBATCH -N1\n\n# a word\n#SBATCH -t5\nset -e\n", str(ticket)).splitlines()
+    assert lines[:5] == ["#!/bin/bash", "#SBATCH -N1", "", "# a word", "#SBATCH -t5"]
+    assert lines[-1] == "set -e"
+
+
+def test_of_two_jobs_of_one_name_one_runs(ticket: Path) -> None:
+    """A submission that went unanswered and was made again makes two jobs, and one run."""
+    codes = [start(ticket, job_id).wait() for job_id in ("7", "8")]
+    assert (codes, ran(ticket)) == ([0, leave.NO_LEAVE], ["7"])
+
+
+def test_what_was_taken_back_does_not_run(ticket: Path) -> None:
+    """After `no` the job ends with 75, whenever Slurm starts it."""
+    assert leave.take(ticket, leave.NO) == leave.NO
+    assert start(ticket, "7").wait() == leave.NO_LEAVE
+    assert ran(ticket) == []
+
+
+def test_what_has_begun_is_not_taken_back(ticket: Path) -> None:
+    """Taking back a ticket that has leave says so."""
+    start(ticket, "7").wait()
+    assert leave.may_run(leave.take(ticket, leave.NO))
+
+
+def test_a_requeued_job_goes_on_unless_it_had_completed(ticket: Path) -> None:
+    """Slurm may start a job again; only a completed one is not repeated."""
+    start(ticket, "7").wait()
+    assert start(ticket, "7").wait() == 0
+    assert ran(ticket) == ["7", "7"]
+    (ticket / "attempts" / "1").mkdir()
+    (ticket / "attempts" / "1" / "exit.json").write_text(
+        '{"schema":"pit.attempt/1","job_id":"7","exit_code":0,"ended":""}'
+    )
+    assert start(ticket, "7").wait() == 0
+    assert ran(ticket) == ["7", "7"]
+
+
+def test_a_gated_ticket_waits_for_its_word(ticket: Path) -> None:
+    """It runs once it is told to, and only then."""
+    job = start(ticket, "7", gate=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(0.3)
+    assert ran(ticket) == []
+    leave.take(ticket, leave.word("7"))
+    assert job.wait(5) == 0
+    assert ran(ticket) == ["7"]
+
+
+def test_a_gated_ticket_gives_up(ticket: Path) -> None:
+    """Without a word it gives its nodes back, and leave comes too late then."""
+    assert start(ticket, "7", gate=True, gate_s=0.5).wait(5) == leave.NO_LEAVE
+    assert leave.take(ticket, leave.word("7")) == leave.NO
+    assert ran(ticket) == []
+
+
+def test_without_its_folder_there_is_no_leave(ticket: Path, tmp_path: Path) -> None:
+    """A job that turns up after its folder was removed does nothing."""
+    text = leave.script(f"#!/bin/bash\ntouch {tmp_path}/ran\n", str(ticket))
+    done = subprocess.run(
+        ["bash"], input=text, text=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}, check=False
+    )
+    assert done.returncode == leave.NO_LEAVE
+    assert not (tmp_path / "ran").exists()
+
+
+def test_all_hear_the_same_word(ticket: Path) -> None:
+    """Of many that leave a word at once, one decides and all others learn it."""
+    words = [leave.NO, *(leave.word(str(n)) for n in range(15))]
+    together = threading.Barrier(len(words))
+    ticket.mkdir()
+
+    def take(word: str) -> str:
+        together.wait()
+        return leave.take(ticket, word)
+
+    with ThreadPoolExecutor(len(words)) as pool:
+        assert len(set(pool.map(take, words))) == 1

@@ -1,0 +1,236 @@
+"""Which partitions could run a request, and the reason for each that could not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.launch.request import Request
+from pitools.place.estimate.candidates import candidates
+from pitools.site.model import Dialect, Placing
+from pitools.slurm.records import Association, Qos
+
+
+def asks(**values: Any) -> Request:
+    """A request for two nodes of 8 GPUs."""
+    return Request(**{"name": "r", "command": "true", "nodes": 2, "gpus_per_node": 8, "time": "2h", **values})
+
+
+def mine(**values: Any) -> Association:
+    """My association with account lab."""
+    return Association(**{"cluster": "x", "account": "lab", "user": "me", "qos": ("normal",), **values})
+
+
+def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
+    """The plan is the one that `pit launch run -` takes, for that partition."""
+    (one,) = candidates(asks(), made.site(), made.snapshot(), "r.toml", "name = 'r'")
+    assert one.fits
+    assert (one.pool, one.units, one.able, one.nodes, one.unhealthy) == ("x/gpu", 16, 4, 4, 0)
+    assert one.plan
+    assert (one.plan.site, one.plan.partition, one.plan.nodes, one.plan.request_text) == ("x", "gpu", 2, "name = 'r'")
+
+
+@pytest.mark.parametrize(
+    ("request_", "site", "seen", "reason"),
+    [
+        ({"nodes": 5}, {}, {}, 'nodes = 5, but partition "gpu" of "x" has 4'),
+        ({"nodes": 5}, {"gpu": {"nodes": 0}}, {}, "4 of its 4 nodes have what is asked"),
+        ({"gpus_per_node": 9}, {}, {}, 'gpus_per_node = 9, but partition "gpu" has 8'),
+        ({"gpu": "b200"}, {}, {}, 'gpu = "b200", but partition "gpu" has h100'),
+        ({"gpu_memory_gib": 141}, {}, {}, "gpu_memory_gib = 141, but a GPU of partition"),
+        ({"gpu_memory_gib": 1}, {"gpu": {"gpu_memory_gib": 0}}, {}, "what its site does not say"),
+        ({"time": "3h"}, {"gpu": {"max_time": "2:00:00"}}, {}, "over the limit of partition"),
+        ({"partition": "nosuch"}, {}, {}, "the site file has no such partition"),
+        ({"tasks_per_node": 9, "cpus_per_task": 8}, {}, {}, "0 of its 4 nodes have what is asked"),
+        ({"memory": "513G"}, {}, {}, "0 of its 4 nodes have what is asked"),
+        ({"constraint": "nvme&ib"}, {}, {}, "0 of its 4 nodes have what is asked"),
+        ({"exclude": "n[1-3]"}, {}, {}, "1 of its 4 nodes have what is asked"),
+        ({"nodelist": "n[4-5]"}, {}, {}, "n5 of the node list cannot serve"),
+        ({"account": "nosuch"}, {"accounts": ("lab",)}, {}, 'no account "nosuch"'),
+        ({"tier": "nosuch"}, {"tiers": {"normal": "normal"}}, {}, 'no tier "nosuch"'),
+        ({"segment": 2}, {}, {}, "has no --segment"),
+        ({}, {}, {"state": "drain"}, "its state is drain"),
+        ({}, {}, {"max_nodes": 1}, "2 nodes, and a job may have 1"),
+        ({}, {}, {"min_nodes": 3}, "2 nodes, and a job must have 3"),
+        ({}, {}, {"max_time_s": 3600}, "it asks for 02:00:00, and a job may have 01:00:00"),
+        ({"account": "lab"}, {}, {"deny_accounts": ("lab",)}, 'account "lab" may not use it'),
+        ({"account": "lab"}, {}, {"allow_accounts": ("infra",)}, 'account "lab" may not use it'),
+        ({"tier": "high"}, {"tiers": {"normal": "n", "high": "h"}}, {"allow_qos": ("n",)}, 'QOS "h" may not use it'),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_has_the_reason(
+    made: Any, request_: dict[str, Any], site: dict[str, Any], seen: dict[str, Any], reason: str
+) -> None:
+    """Size, type, memory, time, features, names, accounts and QOS: one sentence that says which."""
+    (one,) = candidates(asks(**request_), made.site(**site), made.snapshot(partition=seen))
+    assert not one.fits
+    assert any(reason in said for said in one.reasons), one.reasons
+
+
+@pytest.mark.parametrize(
+    ("rows", "qos", "reason"),
+    [
+        ([mine(user="you")], [], 'me has no association with account "lab"'),
+        ([mine(cluster="y")], [], 'me has no association with account "lab"'),
+        ([mine(partition="cpu")], [], 'me has no association with account "lab"'),
+        ([mine(qos=("low",))], [], 'QOS "normal" is not among those of the account: low'),
+        ([mine(max_tres={"node": "1"})], [], '2 nodes, and a job of me in account "lab" may have 1'),
+        ([mine(grp_tres={"gres/gpu": "8"})], [], "16 GPUs, and all of me"),
+        ([mine(), mine(user="", grp_tres={"cpu": "1"})], [], '2 CPUs, and all of account "lab" may have 1'),
+        ([mine()], [Qos(qos="normal", max_wall_s=60)], '02:00:00, and QOS "normal" gives 00:01:00'),
+        ([mine(max_tres={"node": "2"}), mine(user="", max_tres={"node": "1"})], [], ""),
+        ([mine(), mine(user="", max_tres={"node": "1"})], [], '2 nodes, and a job of account "lab" may have 1'),
+        ([mine(max_tres={"node": "1"})], [Qos(qos="normal", max_tres={"node": "2"})], ""),
+        ([mine()], [Qos(qos="normal", max_tres={"gres/gpu": "8"})], '16 GPUs, and a job of QOS "normal" may have 8'),
+        ([mine(grp_tres={"node": "1"})], [Qos(qos="normal", grp_tres={"node": "2"})], ""),
+        ([mine(), mine(user="", parent="dept"), mine(user="", account="dept", grp_tres={"node": "1"})], [],
+         '2 nodes, and all of account "dept" may have 1'),
+        ([mine(user="", cluster="y", parent="dept"), mine(), mine(user="", account="dept", grp_tres={"node": "1"})],
+         [], ""),
+        ([mine()], [Qos(qos="normal", grp_tres={"gres/gpu": "15"})], '16 GPUs, and all of QOS "normal"'),
+        ([mine()], [Qos(qos="normal", max_tres_per_user={"node": "0"})], "2 nodes, and one user of QOS"),
+        ([mine(max_tres={"node": "2"}, grp_tres={"gres/gpu": "16"})], [Qos(qos="normal", max_wall_s=7200)], ""),
+    ],
+)  # fmt: skip
+def test_accounting_s_limits_count_where_they_are_enforced(
+    made: Any, rows: list[Association], qos: list[Qos], reason: str
+) -> None:
+    """Associations, QOS and TRES limits, each named; on a cluster that enforces none, none counts."""
+    site = made.site(tiers={"normal": "normal"})
+    standing = made.standing(*rows, qos=tuple(qos))
+    seen = made.snapshot(enforces=("associations", "limits", "qos"), standing=standing)
+    (one,) = candidates(asks(account="lab"), site, seen)
+    assert one.fits == (not reason)
+    assert any(reason in said for said in one.reasons) or not reason, one.reasons
+    (free,) = candidates(asks(account="lab"), site, made.snapshot(standing=standing))
+    assert free.fits
+
+
+def test_what_is_just_allowed_fits(made: Any) -> None:
+    """As many nodes as a job must have, and no more than it may; as long as it may."""
+    seen = made.snapshot(partition={"min_nodes": 2, "max_nodes": 2, "max_time_s": 7200})
+    assert candidates(asks(memory="512G"), made.site(gpu={"max_time": "2:00:00"}), seen)[0].fits
+
+
+def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any) -> None:
+    """Each limit is the first QOS's that has it; QOS that neither names have no say."""
+    site = made.site(tiers={"normal": "normal"})
+    small, other = Qos(qos="small", max_tres={"node": "1"}, max_wall_s=60), Qos(qos="other", max_tres={"node": "0"})
+    normal = Qos(qos="normal", max_tres={"node": "2"}, max_wall_s=7200)
+    for flags, reasons in (
+        ((), ('2 nodes, and a job of QOS "small" may have 1', '02:00:00, and QOS "small" gives 00:01:00')),
+        (("OverPartQOS",), ()),
+    ):
+        qos = (other, msgspec.structs.replace(normal, flags=flags), small)
+        standing = made.standing(mine(qos=("normal", "small")), qos=qos)
+        seen = made.snapshot(enforces=("limits",), standing=standing, partition={"qos": "small"})
+        (one,) = candidates(asks(account="lab"), site, seen)
+        assert one.reasons == reasons
+
+
+def test_without_an_account_only_slurm_knows_whose_limits_count(made: Any) -> None:
+    """The limits of accounts that it may not come under are no reason; to have no account at all is one."""
+    rows = (mine(max_tres={"node": "1"}), mine(account="infra"), mine(user="", max_tres={"node": "0"}))
+    seen = made.snapshot(enforces=("associations", "limits"), standing=made.standing(*rows))
+    assert candidates(asks(), made.site(), seen)[0].fits
+    seen = made.snapshot(enforces=("associations",), standing=made.standing(mine(user="you")))
+    assert candidates(asks(), made.site(), seen)[0].reasons == ("me has no association with any account",)
+
+
+@pytest.mark.parametrize(
+    ("partition", "version", "fits"),
+    [
+        ({"allow_accounts": ("dept",)}, (22, 5, 8), False),
+        ({"allow_accounts": ("dept",)}, (24, 5, 0), True),
+        ({"allow_accounts": ("other",)}, (25, 5, 0), False),
+        ({"deny_accounts": ("dept",)}, (22, 5, 8), True),
+        ({"deny_accounts": ("dept",)}, (25, 5, 0), False),
+        ({"allow_accounts": ("lab",), "deny_accounts": ("lab",)}, (22, 5, 8), True),
+        ({"allow_groups": ("physics", "chem")}, (22, 5, 8), True),
+        ({"allow_groups": ("physics",)}, (22, 5, 8), False),
+    ],
+)
+def test_whom_a_partition_lets_in(made: Any, partition: dict[str, Any], version: tuple[int, ...], fits: bool) -> None:
+    """Later Slurms take an account for all below it; who is allowed is not looked up among the denied; groups."""
+    rows = (mine(), mine(user="", parent="dept"), mine(user="", account="dept", parent="root"))
+    standing = made.standing(*rows, groups=frozenset({"chem"}))
+    seen = made.snapshot(partition=partition, version=version, standing=standing)
+    assert candidates(asks(account="lab"), made.site(), seen)[0].fits == fits
+
+
+def test_what_comes_back_by_itself_serves(made: Any) -> None:
+    """Maintenance ends and clouds wake their nodes: Slurm says when; a node that is down stays so."""
+    flags = [("maintenance",), ("powering_down", "cloud"), ("powered_down",), ("maintenance", "drain")]
+    nodes = tuple(made.node(f"n{i}", flags=some) for i, some in enumerate(flags))
+    (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
+    assert (one.fits, one.able, one.unhealthy) == (True, 3, 1)
+
+
+def test_units_are_those_of_the_pool(made: Any) -> None:
+    """GPUs, all of a node's where it is had alone or Slurm counts none, one where it asks for none; else nodes."""
+    few = asks(gpus_per_node=2)
+    seen = made.snapshot()
+
+    def units(request: Request, seen: Any = seen, **site: Any) -> int:
+        return candidates(request, made.site(**site), seen)[0].units
+
+    assert units(few) == 4
+    assert units(few, dialect=Dialect(exclusive=True)) == 16
+    assert units(few, dialect=Dialect(gpus="none")) == 16
+    assert units(few, made.snapshot(partition={"over_subscribe": "EXCLUSIVE"})) == 16
+    assert units(asks(gpus_per_node=0)) == 2
+    assert units(asks(gpus_per_node=0), gpu={"gpus_per_node": 0}, dialect=Dialect(exclusive=True)) == 16
+    bare = tuple(made.node(f"n{i}", gres="", gpus=0, gpu_type="") for i in range(1, 5))
+    assert units(asks(gpus_per_node=0), made.snapshot(nodes=bare), gpu={"gpus_per_node": 0}) == 2
+
+
+def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
+    """With too few healthy nodes it does not fit, and the reason says what the others are."""
+    nodes = (made.node("n1"), made.node("n2", flags=("drain",)), made.node("n3", state="down"), made.node("n4", gpus=7))
+    (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
+    assert (one.able, one.nodes, one.unhealthy) == (1, 4, 2)
+    assert one.reasons == ("1 of 3 nodes can serve, the others are down, drain",)
+    (small,) = candidates(asks(nodes=1), made.site(), made.snapshot(nodes=nodes))
+    assert small.fits
+
+
+def test_a_quota_counts_what_was_used(made: Any) -> None:
+    """The request may use up what is left of the GPU hours, not more; unknown use is no free use."""
+    site = made.site(place=Placing(gpu_hours=100))
+    for used, fits in ((68.0, True), (68.5, False)):
+        (one,) = candidates(asks(), site, made.snapshot(standing=made.standing(gpu_hours=used)))
+        assert one.fits == fits
+    assert one.reasons == ("quota: 68 of 100 GPU hours used in 30 days, and this may use 32",)
+    (unknown,) = candidates(asks(), site, made.snapshot())
+    assert "is not known" in unknown.reasons[0]
+
+
+def test_slow_nodes_are_given_more_time(made: Any) -> None:
+    """A request's time is for speed 1: at half the speed the limit doubles, and must fit the partition."""
+    (slow,) = candidates(asks(), made.site(gpu={"speed": 0.5}), made.snapshot())
+    assert slow.plan
+    assert slow.plan.job.time_s == 4 * 3600
+    (fast,) = candidates(asks(), made.site(gpu={"speed": 2.0}), made.snapshot())
+    assert fast.plan
+    assert fast.plan.job.time_s == 2 * 3600
+    (over,) = candidates(asks(), made.site(gpu={"speed": 0.5, "max_time": "3:00:00"}), made.snapshot())
+    assert not over.fits
+
+
+def test_gpus_that_slurm_does_not_count(made: Any) -> None:
+    """Where GPUs are no resource of Slurm's, the site file says how many a node has."""
+    nodes = tuple(made.node(f"n{i}", gres="", gpus=0, gpu_type="") for i in range(1, 5))
+    site = made.site(dialect=Dialect(gpus="none"))
+    assert candidates(asks(), site, made.snapshot(nodes=nodes))[0].fits
+    assert not candidates(asks(), made.site(), made.snapshot(nodes=nodes))[0].fits
+
+
+def test_data_that_is_nowhere(made: Any, tmp_path: Path) -> None:
+    """A dataset that cannot be found is a reason against every partition, with its path."""
+    site = made.site(paths=made.site().paths.__class__(nvme="/nvme"))
+    (one,) = candidates(asks(data={"demo": str(tmp_path / "gone")}), site, made.snapshot())
+    assert one.plan is None
+    assert str(tmp_path / "gone") in one.reasons[-1]

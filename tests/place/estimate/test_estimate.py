@@ -1,0 +1,321 @@
+"""Estimates: when it starts, how long it runs, what is copied, what fails; and the log that they learn from."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.core import clock
+from pitools.core.errors import ClusterError
+from pitools.launch.plan import Staged
+from pitools.launch.request import Request
+from pitools.place.estimate import speed, staging, survey
+from pitools.place.estimate import start as estimate
+from pitools.place.estimate.candidates import Candidate, candidates
+from pitools.place.estimate.speed import Rate
+from pitools.place.estimate.staging import Missing
+from pitools.place.estimate.survey import Wanted, offers
+from pitools.place.sites import history, others, standing
+from pitools.place.sites.others import Wait, Waits
+from pitools.place.sites.pools import pools
+from pitools.place.sites.snapshot import Snapshot, reach
+from pitools.site.load import load
+from pitools.site.model import Paths, Placing
+from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT
+from pitools.slurm.records import Association, Qos
+from pitools.store import manifest
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Logs of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def asks(**values: Any) -> Request:
+    return Request(**{"name": "r", "command": "true", "nodes": 2, "gpus_per_node": 8, "time": "2h", **values})
+
+
+def one_of(made: Any, seen: Snapshot | None = None, request: Request | None = None, **site: Any) -> Candidate:
+    (one,) = candidates(request or asks(), made.site(**site), seen or made.snapshot())
+    return one
+
+
+# The start.
+
+
+def test_without_history_it_is_what_slurm_said(made: Any) -> None:
+    """All three quantiles are the estimate."""
+    said = estimate.start(one_of(made), 5000.0, made.snapshot(), None, None, [])
+    assert (said.q10_s, said.q50_s, said.q90_s, said.raw_s) == (5000, 5000, 5000, 5000)
+
+
+def test_others_waits_spread_it(made: Any) -> None:
+    """Of jobs like it: the band holds what nine of ten of them waited, unless it starts at once."""
+    past = Waits(jobs=tuple(Wait("gpu", 2, 3600, float(i), 100.0 * i) for i in range(1, 102)))
+    said = estimate.start(one_of(made), 5000.0, made.snapshot(), None, past, [])
+    assert (said.q10_s, said.q50_s, said.q90_s) == (1100, 5000, 9100)
+    now = estimate.start(one_of(made), 30.0, made.snapshot(), None, past, [])
+    assert (now.q10_s, now.q50_s, now.q90_s) == (30, 30, 30)
+
+
+def test_jobs_of_other_sizes_and_partitions_say_less() -> None:
+    """Half to twice the nodes count; of any size where there are few of those; too few say nothing."""
+    like = [Wait("gpu", 4, 0, 0.0, 10.0)] * 10
+    large = [Wait("gpu", 64, 0, 0.0, 1000.0)] * 10
+    assert others.quantiles(Waits(jobs=(*like, *large)), "gpu", 8) == (10, 10, 10)
+    assert others.quantiles(Waits(jobs=(*like[:9], *large)), "gpu", 8) == (10, 1000, 1000)
+    assert others.quantiles(Waits(jobs=(*like, *large)), "cpu", 8) is None
+    assert others.quantiles(Waits(jobs=tuple(like[:9])), "gpu", 8) is None
+
+
+def test_what_was_learnt_goes_before(made: Any) -> None:
+    """Where jobs of this pool waited a tenth of what was foretold, so will this one; other pools teach nothing."""
+    seen = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
+    (pool,) = pools(seen, (), made.site())
+    features = estimate.features(one_of(made), pool)
+    assert features == {"units": 16.0, "limit_s": 7200.0, "ahead": 0.5}
+    noted: list[history.Line] = []
+    for number in range(40):
+        for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):
+            job, t_s = f"{where}{number}", 1e5 * number
+            noted.append(history.Foretold(t_s=t_s, job=job, pool=where, raw_s=5000.0, features=features))
+            noted.append(history.Waited(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
+    said = estimate.start(one_of(made), 5000.0, seen, pool, None, noted)
+    assert said.q50_s == pytest.approx(500, rel=0.05)
+    assert said.basis.endswith("calibrated")
+    assert estimate.start(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
+
+
+def test_a_full_account_waits_for_its_own_jobs(made: Any) -> None:
+    """GrpTRES, of which --test-only knows nothing: the start is when enough of the account's jobs have ended."""
+    end = clock.text(datetime.fromtimestamp(time.time() + 3600, UTC))
+    rows = [Association(cluster="x", account="lab", user="me"),
+            Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"})]  # fmt: skip
+    jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
+    seen = made.snapshot(enforces=("limits",), standing=made.standing(*rows), jobs=jobs)
+    said = estimate.start(one_of(made, seen, asks(account="lab")), 0.0, seen, None, None, [])
+    assert said.q50_s == pytest.approx(3600, abs=5)
+    assert "a limit of the account" in said.basis
+    assert estimate.start(one_of(made, seen, asks(account="lab", nodes=1)), 0.0, seen, None, None, []).q50_s == 0
+
+
+def test_a_full_qos_waits_for_whoever_is_in_it(made: Any) -> None:
+    """Everybody's jobs for what all of it may have, mine for what one user may; of accounts, those below count."""
+    ends = [clock.text(datetime.fromtimestamp(time.time() + s, UTC)) for s in (1800, 3600, 7200)]
+    jobs = tuple(
+        made.job(str(i), user=user, account=account, qos=qos, end=end)
+        for i, (user, account, qos, end) in enumerate(
+            [("you", "lab", "normal", ends[0]), ("me", "child", "normal", ends[1]), ("me", "infra", "low", ends[2])]
+        )
+    )
+    site = made.site(tiers={"normal": "normal"})
+
+    def wait_s(*rows: Association, **qos: Any) -> float:
+        mine = Association(cluster="x", account="lab", user="me")
+        standing = made.standing(mine, *rows, qos=(Qos(qos="normal", **qos),))
+        seen = made.snapshot(enforces=("limits",), standing=standing, jobs=jobs)
+        (one,) = candidates(asks(account="lab"), site, seen)
+        return estimate.start(one, 0.0, seen, None, None, []).q50_s
+
+    assert wait_s() == 0
+    assert wait_s(grp_tres={"gres/gpu": "24"}) == pytest.approx(1800, abs=5)
+    assert wait_s(max_tres_per_user={"gres/gpu": "16"}) == pytest.approx(3600, abs=5)
+    assert wait_s(max_tres_per_user={"gres/gpu": "24"}) == 0
+    lab = Association(cluster="x", account="lab", grp_tres={"node": "2"})
+    child = Association(cluster="x", account="child", parent="lab")
+    assert wait_s(lab) == pytest.approx(1800, abs=5)
+    assert wait_s(lab, child) == pytest.approx(3600, abs=5)
+    assert wait_s(lab, child, grp_tres={"node": "9"}) == 0  # a QOS says it first
+
+
+def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """A program of Slurm's that says what the test wants."""
+    path = folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("in_s", "skew_s", "expected"), [(600, 0.0, 600), (600, 400.0, 200), (600, 900.0, 0), (-9, 0.0, 0)]
+)
+def test_a_start_is_on_our_clock(
+    made: Any, home: Path, monkeypatch: pytest.MonkeyPatch, in_s: float, skew_s: float, expected: float
+) -> None:
+    """Slurm says it on the cluster's clock, which may be ahead of ours; what was due by now is due now."""
+    at = datetime.fromtimestamp(time.time() + in_s, UTC)
+    said = f"sbatch: Job 7 to start at {at:%Y-%m-%dT%H:%M:%S} using 2 processors on nodes n[1-2] in partition gpu"
+    put_on_path(home, monkeypatch, "sbatch", f"echo '{said}' >&2")
+    found = estimate.ask_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
+    assert found == pytest.approx(expected, abs=3)
+
+
+def test_waits_of_others_are_read_from_their_eligible_time(
+    made: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was held or dependent did not wait till then; early starts waited none; who still waits is left out."""
+    rows = [
+        "1|gpu|2|60|2026-01-01T00:00:00|2026-01-01T01:00:00|2026-01-01T01:10:00",
+        "2|gpu|2|UNLIMITED|2026-01-01T00:00:00|Unknown|2026-01-01T00:00:30",
+        "3|gpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:02|2026-01-01T00:00:01",
+        "4|gpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:00|Unknown",
+    ]
+    (home / "rows").write_text("\n".join(rows) + "\n")
+    takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
+    put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    found = others.read(made.site(), 10).jobs
+    assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found] == [(2, 0, 30), (1, 3600, 0), (2, 3600, 600)]
+
+
+# The run.
+
+
+def test_a_run_takes_its_limit_by_speed(made: Any) -> None:
+    """Nobody measured it: what was asked for, divided by the speed of the partition."""
+    for by, expected in ((2.0, 3600.0), (0.5, 4 * 3600.0)):
+        one = one_of(made, gpu={"speed": by})
+        assert estimate.works(asks(), [one], {})["x/gpu"].run_s == expected
+
+
+def test_what_was_measured_goes_before_what_was_declared(made: Any) -> None:
+    """Samples to do ÷ samples a second and node; a rate alone scales the limit among the partitions."""
+    fast, slow = one_of(made, name="f", gpu={"throughput": {"r": 300.0}}), one_of(made, name="s")
+    rates = {"s/gpu": Rate(samples_s=100.0, samples=720_000.0)}
+    works = estimate.works(asks(), [fast, slow], rates)
+    assert (works["f/gpu"].run_s, works["s/gpu"].run_s) == (1200, 3600)
+    works = estimate.works(asks(), [fast, slow], {"s/gpu": Rate(samples_s=100.0)})
+    assert works["s/gpu"].run_s / works["f/gpu"].run_s == pytest.approx(3)
+    assert speed.speeds({"a": Rate(samples_s=300.0), "b": Rate(samples_s=100.0)}, {"a": 1.0, "b": 1.0, "c": 1.0}) == {
+        "a": 3.0, "b": 1.0, "c": 1.0,
+    }  # fmt: skip
+
+
+def test_failures_and_money(made: Any) -> None:
+    """Each failure costs half a checkpoint interval and a requeue; who saves only at the end loses all."""
+    place, gpu = Placing(failures_per_node_day=0.6), {"price_per_node_hour": 30.0}
+    one = one_of(made, place=place, gpu=gpu)
+    work = estimate.works(asks(), [one], {})["x/gpu"]
+    failures = 0.6 * 2 * 2 / 24
+    assert work.p_fail == pytest.approx(1 - math.exp(-failures))
+    assert work.loss_s == pytest.approx(failures * (900 + 120))
+    assert work.cost == pytest.approx(30 * 2 * (2 + work.loss_s / 3600))
+    args = {"entry": "a:b", "command": ""}
+    late = estimate.works(asks(args={"checkpoint_every": 0}, **args), [one], {})["x/gpu"]
+    assert late.loss_s == pytest.approx(failures * (3600 + 120))
+    often = estimate.works(
+        asks(args={"checkpoint_every": 10}, **args), [one], {"x/gpu": Rate(samples_s=1, step_s=2.0)}
+    )["x/gpu"]
+    assert often.loss_s == pytest.approx(failures * (10 + 120))
+
+
+def test_copying_costs_only_what_outlasts_the_wait(made: Any) -> None:
+    """Both go on at once."""
+    work = estimate.Work(run_s=100, loss_s=5, p_fail=0, cost=0, basis="")
+    for wait_s, copy_s, done_s in ((50.0, 20.0, 155), (20.0, 50.0, 155)):
+        start = estimate.Start(q10_s=0, q50_s=wait_s, q90_s=99, raw_s=0, basis="")
+        assert estimate.Estimate(start=start, work=work, missing=Missing(bytes=1, wall_s=copy_s)).done_s == done_s
+
+
+def test_options_are_one_for_the_same_nodes(made: Any) -> None:
+    """What a dispatcher chooses from: the fit ones, two names for the same nodes counting once."""
+    seen = made.snapshot()
+    twin = msgspec.structs.replace(seen.partitions[0], partition="twin")
+    seen = msgspec.structs.replace(seen, partitions=(*seen.partitions, twin))
+    site = made.site()
+    site = msgspec.structs.replace(site, partitions={"gpu": site.partitions["gpu"], "twin": site.partitions["gpu"]})
+    found = candidates(asks(), site, seen)
+    assert [one.fits for one in found] == [True, True]
+    works = estimate.works(asks(), found, {})
+    (option,) = estimate.options(found, works, {"x/gpu": Missing(bytes=9, wall_s=3.0)})
+    assert (option.pool, option.units, option.run_s, option.limit_s, option.stage_s) == ("x/gpu", 16, 7200, 7200, 3)
+    assert estimate.options(candidates(asks(nodes=5), site, seen), {}, {}) == ()
+
+
+def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
+    """Only what fits, at sites that answer; a site on this machine's storage is not even asked."""
+    wanted = Wanted(request=asks())
+    seen, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
+    sites = [(made.site(name="a"), seen), (made.site(name="b"), small), (made.site(name="c", gpu={"speed": 2.0}), seen)]
+    found = offers(wanted, sites, timeout_s=5)
+    assert [(one.pool, one.run_s, one.units) for one in found] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
+
+
+def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs x hours of our jobs, from a month ago on; whole nodes where Slurm does not count GPUs; accounts, and us."""
+
+    def row(job: str, started_ago_h: float, ran_h: float, tracked: str) -> str:
+        start = f"{datetime.now(UTC) - timedelta(hours=started_ago_h):%Y-%m-%dT%H:%M:%S}"
+        known = {"JobID": job, "JobIDRaw": job, "State": "COMPLETED", "ExitCode": "0:0", "Start": start, "NNodes": "2",
+                 "ElapsedRaw": str(round(ran_h * 3600)), "Partition": "gpu", "AllocTRES": tracked}  # fmt: skip
+        return "|".join(known.get(name, "") for name in ACCOUNTING_FORMAT)
+
+    month_h = 30 * 24.0
+    rows = ["|".join(ACCOUNTING_FORMAT), row("1", 10, 2, "cpu=8,gres/gpu=4"), row("2", 10, 1, "cpu=8"),
+            row("3", month_h + 5, 8, "gres/gpu=10"), row("4", month_h + 5, 4, "gres/gpu=10")]  # fmt: skip
+    (home / "rows").write_text("\n".join(rows) + "\n")
+    takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
+    put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
+    ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
+    put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
+    found = standing.ask_standing(made.site(), reach(made.site(), 10))
+    assert found.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
+    assert [row.user for row in found.associations] == ["", found.user]
+    assert found.groups
+
+
+def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
+    """As it ran before, it would be ended before its end; the reason says both."""
+    one = one_of(made)
+    work = estimate.Work(run_s=7200.0, loss_s=0, p_fail=0, cost=0, basis="")
+    assert survey.in_time(one, {"x/gpu": work}).fits
+    over = survey.in_time(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
+    assert over.reasons == ("it would take 2h30m, as it ran before, and its time limit is 2h00m",)
+
+
+def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
+    """All together, else what the site file says."""
+    assert staging.rate(made.site(place=Placing(bandwidth="10MiB"))) == 10 << 20
+    history.moved("x", 100 << 20, 1.0)
+    history.moved("x", 100 << 20, 3.0)
+    assert staging.rate(made.site()) == 50 << 20
+
+
+# Data, and the start, asked of a far side.
+
+
+@pytest.mark.slurm
+def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call; a version is there, here or below paths.data, when its manifest's digest is its name."""
+    site = load(far.site("a", "true"))
+    site = msgspec.structs.replace(site, paths=Paths(data=str(tmp_path / "far")))
+    data = []
+    for number, name in enumerate(("demo", "torn", "none"), start=1):
+        text = manifest.encode(manifest.Manifest(name=name, episodes=0, steps=0, arrays={}, files=()))
+        version = manifest.version(text)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_bytes(text)
+        there = tmp_path / "far" / name / version
+        if name != "none":
+            there.mkdir(parents=True)
+            (there / "manifest.json").write_bytes(text if name == "demo" else text[:-1])
+        data.append(Staged(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20))
+    for one in data:  # on the far side there is no such folder
+        assert staging.places(site, one)[0] == one.source
+    monkeypatch.setattr(staging, "places", lambda *asked, places=staging.places: places(*asked)[1:])
+    snapshot = Snapshot(site="a", seen_s=0, skew_s=0, cluster="alpha", enforces=(), partitions=(), nodes=(), jobs=())
+    assert staging.missing(data, site, snapshot, 10) == Missing(bytes=500 << 20, wall_s=5.0)
+    assert far.called() == ["true"]
+    assert staging.missing(data, load("alpha"), snapshot, 10) == Missing()
+    with pytest.raises(ClusterError):
+        staging.missing(data, load(far.site("g", "garbage")), snapshot, 10)

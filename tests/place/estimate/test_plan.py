@@ -1,0 +1,241 @@
+"""`pit place plan`: live on two clusters, with far sides that lie, and one that says nothing at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.core.output import Output
+from pitools.place.estimate import explain
+from pitools.place.estimate.candidates import Candidate
+from pitools.place.estimate.staging import Missing
+from pitools.place.estimate.start import Estimate, Start, Work
+from pitools.place.estimate.survey import Survey
+from pitools.place.sites.snapshot import Skipped
+from pitools.slurm.client import Client, Reach
+
+HELLO = 'name = "hello"\ncommand = "true"\nnodes = {}\ntime = "{}"\n'
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def asked(far: Any) -> Path:
+    """A request for two nodes and two minutes."""
+    path = far.folder / "hello.toml"
+    path.write_text(HELLO.format(2, "2m"))
+    return path
+
+
+@pytest.fixture
+def busy(clusters: Path) -> Iterator[Client]:
+    """Beta, all its nodes taken for three minutes."""
+    beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}, timeout_s=20))
+    args = ["--nodes=8", "--exclusive", "--time=3", "--account=lab", "--qos=high", "--output=/dev/null"]
+    job = beta.submit("#!/bin/sh\nsleep 180\n", args=args)
+    deadline = time.monotonic() + 30
+    while (beta.jobs([job.job_id]) or [None])[0].state != "RUNNING" and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.2)
+    yield beta
+    beta.cancel([job.job_id])
+
+
+@pytest.mark.slurm
+def test_the_free_cluster_is_before_the_busy_one(far: Any, busy: Client) -> None:
+    """Slurm's own estimate of the very script: beta starts when the job there ends, and the table says so."""
+    (far.folder / "r.toml").write_text(HELLO.format(8, "2m"))
+    done = far.pit("place", "plan", "r.toml", "--site", "alpha", "--site", "beta", "--max-age", "0s")
+    assert done.returncode == 0, done.stderr
+    said = {(row["site"], row["partition"]): row for row in rows(done)}
+    assert len(said) == 4
+    beta, best = said["beta", "train"], rows(done)[0]
+    assert best["site"] == "alpha"
+    assert 60 < beta["start_q50_s"] - best["start_q50_s"] < 200
+    assert beta["done_s"] == pytest.approx(beta["start_q50_s"] + 120, abs=1)
+    assert "waits" in beta["why"]
+    assert "after alpha/" in beta["why"]
+    table = far.pit("place", "plan", "r.toml", "--site", "alpha", "--site", "beta", "--explain", "--format", "table")
+    lines = table.stdout.splitlines()
+    assert lines[0].split("  ")[0].strip() == "RANK"
+    assert "now / now / now" in lines[1]
+    assert "m / " in next(line for line in lines if "beta" in line)
+
+
+@pytest.mark.slurm
+def test_the_best_is_a_plan_that_runs(far: Any, asked: Path) -> None:
+    """`pit place plan --best | pit launch run -` runs it there."""
+    done = far.pit("place", "plan", str(asked), "--site", "alpha", "--site", "beta", "--best")
+    (plan,) = rows(done)
+    assert (plan["schema"], plan["name"], plan["job"]["nodes"]) == ("pit.plan/1", "hello", 2)
+    assert (plan["site"], plan["job"]["partition"]) in {("alpha", "train"), ("beta", "train")}
+    pit = [str(Path(__import__("sys").executable).parent / "pit"), "launch", "run", "-", "--wait"]
+    ran = subprocess.run(
+        pit, cwd=far.folder, env=far.env, input=done.stdout, text=True, capture_output=True, timeout=100
+    )
+    assert ran.returncode == 0, ran.stderr
+    (run,) = rows(ran)
+    assert (run["state"], run["site"]) == ("COMPLETED", plan["site"])
+
+
+@pytest.mark.slurm
+def test_four_calls_a_site_and_one_a_candidate(far: Any, asked: Path) -> None:
+    """The first time; then, for as long as the answers are young, one a candidate alone."""
+    far.site("a", "true")
+    done = far.pit("place", "plan", str(asked), "--site", "a", "--timeout", "30s")
+    assert [row["rank"] for row in rows(done)] == [1, 2], done.stderr
+    assert len(far.called()) <= 4 + 2
+    far.pit("place", "plan", str(asked), "--site", "a", "--timeout", "30s")
+    assert len(far.called()) == 2
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("host", ["dark", "closed", "garbage", "nothing", "half", "lines", "twice", "wrong"])
+def test_a_site_that_makes_no_sense_is_skipped(far: Any, asked: Path, host: str) -> None:
+    """With its reason, on stderr and as a record; the plan is of the others, in the time that was given."""
+    far.without_accounting()
+    far.site("odd", host)
+    begun = time.monotonic()
+    done = far.pit("place", "plan", str(asked), "--site", "odd", "--site", "alpha", "--timeout", "3s")
+    assert time.monotonic() - begun < 6
+    assert done.returncode == 0, done.stderr
+    said = rows(done)
+    assert [row["site"] for row in said] == ["alpha", "alpha", "odd"]
+    assert (said[2]["rank"], said[2]["partition"]) == (0, "")
+    assert said[2]["why"].startswith("skipped: ")
+    assert "odd is skipped" in done.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("host", ["closed", "drip", "slow"])
+def test_what_did_not_answer_in_time_may_fit_later(far: Any, asked: Path, host: str) -> None:
+    """Exit 75 and no plan, whether a site said nothing, says it too slowly, or says everything but when it starts."""
+    far.without_accounting()
+    far.site("odd", host)
+    begun = time.monotonic()
+    done = far.pit("place", "plan", str(asked), "--site", "odd", "--best", "--timeout", "3s")
+    assert time.monotonic() - begun < 5
+    assert (done.returncode, done.stdout) == (75, "")
+    assert "hello fits none of what has answered" in done.stderr
+    if host == "slow":  # one by one, though it is silent to all of them
+        assert done.stderr.count("pit: odd/") == 2
+        assert "no answer within" in done.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("host", "reason"), [("liar", "it names nodes that are not"), ("late", "it would start at")])
+def test_an_estimate_that_cannot_be_is_no_estimate(far: Any, asked: Path, host: str, reason: str) -> None:
+    """Nodes of another cluster, a start in another century: the candidate does not fit."""
+    far.without_accounting()
+    far.site("odd", host)
+    done = far.pit("place", "plan", str(asked), "--site", "odd", "--timeout", "30s")
+    assert done.returncode == 1, done.stderr
+    assert all(reason in row["why"] for row in rows(done)), done.stdout
+
+
+@pytest.mark.slurm
+def test_what_fits_nowhere_says_why(far: Any) -> None:
+    """Exit 1, and a table with every reason though nobody asked for it."""
+    far.without_accounting()
+    (far.folder / "r.toml").write_text(HELLO.format(9, "5h"))
+    done = far.pit("place", "plan", "r.toml", "--site", "alpha", "--format", "table")
+    assert done.returncode == 1
+    assert done.stdout.count("nodes = 9, but partition") == 2
+    assert "fits nowhere" in done.stderr
+    best = far.pit("place", "plan", "r.toml", "--site", "alpha", "--best")
+    assert (best.returncode, best.stdout) == (1, "")
+    assert best.stderr.count("nodes = 9, but partition") == 2
+    never = far.pit("place", "plan", "r.toml", "--site", "alpha", "--timeout", "0s")
+    assert (never.returncode, never.stdout) == (2, "")
+
+
+# The table, without any cluster.
+
+
+def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> Survey:
+    """Candidates by site: (name, wait, copy, run, loss, cost)."""
+    from pitools.launch.request import Request
+    from pitools.place.estimate.candidates import candidates
+
+    found: list[Candidate] = []
+    estimates = {}
+    for name, wait_s, copy_s, run_s, loss_s, cost in said:
+        (one,) = candidates(Request(name="r", command="true"), made.site(name=name), made.snapshot())
+        start = Start(q10_s=wait_s / 2, q50_s=wait_s, q90_s=wait_s * 2, raw_s=wait_s, basis="Slurm's estimate")
+        work = Work(run_s=run_s, loss_s=loss_s, p_fail=0.25, cost=cost, basis="its time limit")
+        found.append(one)
+        missing = Missing(bytes=int(copy_s), wall_s=copy_s)
+        estimates[one.pool] = Estimate(start=start, work=work, missing=missing)
+    unfit = Candidate(site=made.site(name="u"), partition="gpu", reasons=("too small", "too slow"))
+    dark = Skipped(site="d", reason="no answer")
+    return Survey(candidates=(*found, unfit), estimates=estimates, skipped=(dark,), notes=())
+
+
+def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
+    """What takes it longer, the longest first, and what takes less; what does not fit; what was skipped."""
+    found = survey(
+        made, ("a", 0, 0, 3600, 0, 5), ("b", 0, 0, 3600, 0, 7), ("c", 7200, 0, 1800, 0, 0), ("e", 60, 9000, 3600, 90, 0)
+    )
+    why = {row.site: row.why for row in explain.ranked(found)}
+    assert why == {
+        "a": "its results are there first; the start is Slurm's estimate, the run its time limit",
+        "b": "as good as a/gpu, and costs 2.00 more",
+        "c": "done 1h30m after a/gpu: waits 2h00m longer, runs 30m00s less",
+        "e": "done 2h31m after a/gpu: copies 2h29m longer, loses to failures 1m30s longer, waits 1m00s longer",
+        "u": "too small; too slow",
+        "d": "skipped: no answer",
+    }
+
+
+def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Durations as people say them; what does not fit only where it is explained."""
+    found = explain.ranked(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
+    lines = list(explain.table(found, everything=False))
+    assert lines[0].split() == ["RANK", "SITE", "PARTITION", "START", "10/50/90%", "STAGE", "RUN", "DONE", "BY", "COST",
+                                "P", "FAIL"]  # fmt: skip
+    assert lines[1].split() == [
+        "1",
+        "a",
+        "gpu",
+        "now",
+        "/",
+        "now",
+        "/",
+        "now",
+        "-",
+        "2d07h",
+        "2d07h",
+        "5.00",
+        "USD",
+        "25.0%",
+    ]
+    assert lines[2].split() == [
+        "2",
+        "b",
+        "gpu",
+        "45m",
+        "/",
+        "1h30m",
+        "/",
+        "3h00m",
+        "1h00m",
+        "(3.5",
+        "KiB)",
+        "45s",
+        "1h31m",
+        "-",
+        "25.0%",
+    ]
+    assert len(lines) == 3
+    everything = list(explain.table(found, everything=True))
+    assert everything[-1].split()[:3] == ["-", "d", "-"]
+    with Output("jsonl") as out:
+        out(found[0])
+    assert capsys.readouterr().out.startswith('{"schema":"pit.candidate/1","rank":1,"site":"a","partition":"gpu",')

@@ -1,0 +1,220 @@
+"""The queue over two real clusters: every job runs once, whatever becomes of ticks and answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.launch import leave, near
+from pitools.launch import plan as planning
+from pitools.launch.request import Request
+from pitools.place.queue import folder as queue
+from pitools.site.load import load
+from pitools.site.model import Site
+from pitools.slurm.client import Client, Reach
+
+pytestmark = pytest.mark.slurm
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+PIT = str(Path(sys.executable).with_name("pit"))
+# As short as a script can be: what is tested is who runs, not what.
+TEMPLATE = """\
+#!/bin/bash
+{% for flag in directives %}
+{{ flag }}
+{% endfor %}
+{% for name, value in environment %}
+export {{ name }}={{ value | q }}
+{% endfor %}
+echo "$SLURM_JOB_NAME $SLURM_CLUSTER_NAME" >> "$RAN"
+sleep "$LENGTH_S"
+"""
+REQUEST = """\
+name = "{name}"
+command = "the site's template runs it"
+time = "2m"
+partition = "train"
+[env]
+RAN = "{ran}"
+LENGTH_S = "{length_s}"
+"""
+
+
+@pytest.fixture
+def env(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment of a user with a queue of their own; what is left in the clusters at the end is cancelled."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    (sites / "short.sbatch.j2").write_text(TEMPLATE)
+    for name in ("alpha", "beta"):
+        changes = f'[paths]\nruns = "{tmp_path}/runs"\n[reach]\ntimeout_s = 5\n[templates]\ntrain = "short.sbatch.j2"\n'
+        (sites / f"{name}.toml").write_text(changes)
+    home = tmp_path / "home"
+    ours = {
+        "PIT_SITE_PATH": str(sites), "PIT_PLACE": str(tmp_path / "place"), "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_STATE_HOME": str(home / "state"), "PIT_SITES": "alpha beta",
+    }  # fmt: skip
+    home.mkdir(mode=0o700)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    yield {**os.environ, **ours}
+    for name in ("alpha", "beta"):
+        slurm = Client(Reach(env={"SLURM_CONF": str(clusters / name / "slurm.conf")}))
+        if left := [job.raw_id for job in slurm.jobs() if str(tmp_path) in job.work_dir or "dispatch" in job.name]:
+            slurm.cancel(left)
+
+
+def add(tmp_path: Path, env: dict[str, str], count: int, length_s: float = 0.2) -> list[str]:
+    """Put so many jobs into the queue; their ids."""
+    paths = []
+    for number in range(count):
+        paths.append(tmp_path / f"{number}.toml")
+        paths[-1].write_text(REQUEST.format(name=f"dispatch-{number}", ran=tmp_path / "ran", length_s=length_s))
+    done = pit(env, "run", *map(str, paths))
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["job_id"] for line in done.stdout.splitlines()]
+
+
+def pit(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [PIT, "place", *words]
+    return subprocess.run(argv, env=env, cwd=env["HOME"], text=True, capture_output=True, timeout=90, check=False)
+
+
+def drain(env: dict[str, str], timeout_s: float = 60.0) -> None:
+    """Tick until every job is over."""
+    done = subprocess.run(
+        [PIT, "place", "watch", "--every", "0.5s", "--until-empty"], env=env, text=True, capture_output=True,
+        timeout=timeout_s, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def ran(tmp_path: Path) -> Counter[str]:
+    """How often each job ran."""
+    path = tmp_path / "ran"
+    return Counter(line.split(".")[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def states(job_ids: list[str]) -> set[str]:
+    return {queue.find(queue.root(), job_id).state for job_id in job_ids}
+
+
+def test_jobs_run_once_each_over_both_clusters(env: dict[str, str], tmp_path: Path) -> None:
+    """More jobs than one cluster holds: each runs once, and `list` knows them to the end."""
+    job_ids = add(tmp_path, env, 12, length_s=1.0)
+    drain(env)
+    assert ran(tmp_path) == Counter(job_ids)
+    assert states(job_ids) == {"done"}
+    places = {line.split()[1] for line in (tmp_path / "ran").read_text().splitlines()}
+    assert places == {"alpha", "beta"}
+    rows = [json.loads(line) for line in pit(env, "list", "--all").stdout.splitlines()]
+    assert {row["job_id"]: (row["state"], row["exit_code"]) for row in rows} == dict.fromkeys(job_ids, ("done", 0))
+    assert pit(env, "list").stdout == ""
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_tick_killed_at_any_line_loses_nothing(env: dict[str, str], tmp_path: Path, lines: int) -> None:
+    """kill -9 as soon as the journal has so many lines: what was in flight is found again, and runs once."""
+    (job_id,) = add(tmp_path, env, 1)
+    journal = Path(env["PIT_PLACE"]) / "jobs" / job_id / "journal.jsonl"
+    watch = subprocess.Popen([PIT, "place", "watch", "--every", "0.2s"], env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and _lines(journal) < lines:
+        time.sleep(0.001)
+    watch.send_signal(signal.SIGKILL)
+    watch.wait()
+    drain(env)
+    assert ran(tmp_path) == Counter([job_id])
+    assert states([job_id]) == {"done"}
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def test_ticks_at_once_do_no_harm(env: dict[str, str], tmp_path: Path) -> None:
+    """One works, the others say so and are content; the job has one ticket."""
+    (job_id,) = add(tmp_path, env, 1)
+    argv = [PIT, "place", "tick"]
+    ticks = [subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [tick.communicate(timeout=60)[1] for tick in ticks]
+    assert [tick.returncode for tick in ticks] == [0] * 4
+    assert any("another tick is at work" in text for text in said)
+    drain(env)
+    assert ran(tmp_path) == Counter([job_id])
+    assert len(queue.find(queue.root(), job_id).tickets) == 1
+
+
+@pytest.mark.parametrize("how", ["exit 1", "sleep 60"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_unanswered_submission_makes_one_run(env: dict[str, str], tmp_path: Path, how: str, when: str) -> None:
+    """sbatch that queues the job, or not, and then fails or hangs: there is one run in the end."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    real = shutil.which("sbatch")
+    submit = f'{real} "$@" > {tmp_path}/answer' if when == "after" else ":"
+    (bin_folder / "sbatch").write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then {submit}\n"
+        f'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\n{how}; fi\n'
+        f'exec {real} "$@"\n'
+    )
+    (bin_folder / "sbatch").chmod(0o755)
+    (job_id,) = add(tmp_path, env, 1)
+    drain({**env, "PATH": f"{bin_folder}:{env['PATH']}"})
+    assert (tmp_path / "once").exists()
+    assert ran(tmp_path) == Counter([job_id])
+    # Where it was queued its ticket was found by its name; else it was taken back, and another made.
+    assert len(queue.find(queue.root(), job_id).tickets) == (1 if when == "after" else 2)
+
+
+def test_a_gated_ticket_waits_on_its_node(env: dict[str, str], tmp_path: Path) -> None:
+    """Two gated tickets of real jobs: one is let go and runs, the other is taken back and does nothing."""
+    site = load("alpha")
+    names = [f"dispatch-gate-{os.getpid()}.{n}" for n in (1, 2)]
+    refs = [near.submit(_plan(site, tmp_path), site, name=name, gate=True) for name in names]
+    _until(lambda: {near.state(site, names)[name].state for name in names} == {"RUNNING"})
+    assert near.grant(site, names[0], refs[0].job_id)
+    assert near.take_back(site, names) == {names[0]: False, names[1]: True}
+    _until(lambda: all(near.state(site, names)[name].is_over for name in names))
+    assert (tmp_path / "ran").read_text() == f"{names[0]} alpha\n"
+    seen = near.state(site, names)
+    assert [seen[name].state for name in names] == ["COMPLETED", "FAILED"]
+    assert [leave.may_run(seen[name].leave) for name in names] == [True, False]
+    # By the same name nothing is submitted again.
+    assert near.submit(_plan(site, tmp_path), site, name=names[0]).job_id == refs[0].job_id
+
+
+def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
+    """`cancel` ends it where it runs, and says what became of it."""
+    (job_id,) = add(tmp_path, env, 1, length_s=60)
+    _until(lambda: pit(env, "tick").returncode == 0 and states([job_id]) == {"running"})
+    assert pit(env, "cancel", job_id).returncode == 0
+    drain(env)
+    assert states([job_id]) == {"withdrawn"}
+    assert pit(env, "cancel", job_id).returncode == 0
+    assert pit(env, "cancel", "nosuch").returncode == 2
+
+
+def _plan(site: Site, tmp_path: Path) -> planning.Plan:
+    variables = {"RAN": str(tmp_path / "ran"), "LENGTH_S": "0"}
+    return planning.make(Request(name="dispatch", command="true", time="2m", env=variables), site, "test")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)

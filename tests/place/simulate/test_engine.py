@@ -1,0 +1,283 @@
+"""The simulator against arithmetic by hand, a slow twin, and what must always hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from math import inf, isnan
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitools.place.model import Job, Place, Pool, Ticket, Withdraw
+from pitools.place.simulate import binders, engine, metrics
+from pitools.place.simulate.backfill import Backfill
+from pitools.place.simulate.model import Failures, Result, Trace
+
+from .small import scenario, trace
+
+# (submit_s, gpus, run_s, how many times as long the limit is), all on a coarse grid so that much happens at once
+JOBS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(1, 30), st.sampled_from([1, 1.5, 4])),
+    min_size=1, max_size=40,
+).map(lambda jobs: trace(*sorted((float(at), n, float(run), run * more) for at, n, run, more in jobs)))  # fmt: skip
+
+
+def starts(result: Result) -> list[float]:
+    return list(result.start_s)
+
+
+def check(result: Result, jobs: Trace) -> None:
+    """Every job that fits somewhere ran once, whole, where it fits, and no pool held more than it has."""
+    pools = result.scenario.pools
+    assert sorted(result.spans.job) == [n for n in range(len(jobs)) if jobs.gpus[n] <= max(p.gpus for p in pools)]
+    for job, pool, start_s, end_s in zip(
+        result.spans.job, result.spans.pool, result.spans.start_s, result.spans.end_s, strict=True
+    ):
+        assert start_s >= result.submit_s[job]
+        assert end_s - start_s == jobs.run_s[job] / pools[pool].speed
+        assert jobs.gpus[job] <= pools[pool].gpus
+    _, used = metrics.timeline(result)
+    assert (used <= [pool.gpus for pool in pools]).all()
+
+
+def test_an_example_by_hand() -> None:
+    """Eight GPUs: the second job waits for the first, a short one passes it, a long one may not, a small long one may.
+
+    j0 holds 6 until 100 at the latest, and ends at 60. j1 asks for 7: its shadow is 100, with one GPU to spare. j2 (2
+    GPUs, limit 80) fits before the shadow: at once. j3 (2, limit 95) would reach beyond it with two: not before j1. j4
+    (1 GPU, limit 500) fits beside j1 when j2 has ended at 50. At 60 j1 starts; its 7 end at 80, then j3 runs.
+    """
+    jobs = trace((0, 6, 60, 100), (10, 7, 20, 50), (20, 2, 30, 80), (30, 2, 95, 95), (40, 1, 500, 500))
+    result = engine.simulate(jobs, scenario(8), "federation")
+    assert starts(result) == [0, 60, 20, 80, 50]
+    assert list(result.end_s) == [60, 80, 50, 175, 550]
+    one = metrics.judge(result, jobs)
+    assert one.mean_jct_s == (60 + 70 + 30 + 145 + 510) / 5
+    assert one.mean_wait_s == (0 + 50 + 0 + 50 + 10) / 5
+    assert one.makespan_s == 550
+    assert one.utilisation == (6 * 60 + 7 * 20 + 2 * 30 + 2 * 95 + 500) / (8 * 550)
+
+
+def slow_twin(jobs: Trace, gpus: int) -> list[float]:
+    """EASY backfill on one pool as its definition reads: everything looked at, at every moment."""
+    start: dict[int, float] = {}
+    queue: list[int] = []
+    now, arrived = 0.0, 0
+    while len(start) < len(jobs):
+        while arrived < len(jobs) and jobs.submit_s[arrived] <= now:
+            # Whoever comes at one moment is seen one after the other, as Slurm sees them.
+            if jobs.gpus[arrived] <= gpus:
+                queue.append(arrived)
+                sweep(jobs, gpus, start, queue, now)
+            else:
+                start[arrived] = inf
+            arrived += 1
+        ends = [start[job] + jobs.run_s[job] for job in start if start[job] < inf]
+        later = [*jobs.submit_s[arrived:], *(end for end in ends if end > now)]
+        if not later:
+            break
+        now = min(later)
+        sweep(jobs, gpus, start, queue, now)
+    return [start[job] for job in range(len(jobs))]
+
+
+def sweep(jobs: Trace, gpus: int, start: dict[int, float], queue: list[int], now: float) -> None:
+    running = [job for job in start if start[job] < inf and start[job] + jobs.run_s[job] > now]
+    free = gpus - sum(jobs.gpus[job] for job in running)
+    ends = {job: start[job] + jobs.limit_s[job] for job in running}
+    while queue and jobs.gpus[queue[0]] <= free:
+        job = queue.pop(0)
+        start[job], ends[job], free = now, now + jobs.limit_s[job], free - jobs.gpus[job]
+    if not queue:
+        return
+    room, shadow = free, now
+    for end, job in sorted((end, job) for job, end in ends.items()):
+        if room >= jobs.gpus[queue[0]] and end > shadow:
+            break
+        room, shadow = room + jobs.gpus[job], end
+    spare = room - jobs.gpus[queue[0]]
+    for job in queue[1:]:
+        beyond = now + jobs.limit_s[job] > shadow
+        if jobs.gpus[job] <= free and (not beyond or jobs.gpus[job] <= spare):
+            queue.remove(job)
+            start[job], free = now, free - jobs.gpus[job]
+            spare -= jobs.gpus[job] * beyond
+
+
+@settings(max_examples=200, deadline=None)
+@given(JOBS)
+def test_backfill_is_that_of_its_slow_twin(jobs: Trace) -> None:
+    """Looking only at what changed starts every job when looking at everything does."""
+    found = starts(engine.simulate(jobs, scenario(8), "federation"))
+    assert [inf if isnan(start) else start for start in found] == slow_twin(jobs, 8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JOBS, st.sampled_from(sorted(binders.NAMES)), st.integers(1, 5))
+def test_every_job_runs_once_where_there_is_room(jobs: Trace, name: str, depth: int) -> None:
+    """Whatever the policy and however short-sighted the schedulers: once, whole, within capacity."""
+    check(engine.simulate(jobs, scenario(3, 8, 5, depth=depth), name), jobs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JOBS)
+def test_nobody_is_held_up_beyond_the_shadow(jobs: Trace) -> None:
+    """With exact limits, the first of the queue starts by its shadow as it was when it became first, or sooner."""
+    site, promised, now = Backfill(9, depth=100), {}, 0.0
+    arrivals = [(at, number) for number, at in enumerate(jobs.submit_s)]
+    ends: list[tuple[float, int]] = []
+    while arrivals or ends:
+        now = min(([arrivals[0][0]] if arrivals else []) + [end for end, _ in ends])
+        for end, job in [one for one in ends if one[0] == now]:
+            site.end(job, jobs.gpus[job], end)
+            ends.remove((end, job))
+        while arrivals and arrivals[0][0] == now:
+            _, job = arrivals.pop(0)
+            site.put((0, job, job, jobs.gpus[job], jobs.run_s[job]))
+        for entry in site.startable(now):
+            assert now <= promised.get(entry[2], inf)
+            ends.append((now + entry[4], entry[2]))
+        if site.queue:
+            promised.setdefault(site.queue[0][2], site.shadow)
+    assert not site.running
+    assert site.free == 9
+
+
+def test_a_fast_pool_has_shorter_limits() -> None:
+    """At speed 2 the first may last until 50; a job of 46 s there that comes at 5 would last longer, and waits."""
+    plain = scenario(8)
+    world = msgspec.structs.replace(plain, pools=(msgspec.structs.replace(plain.pools[0], speed=2.0),))
+    jobs = trace((0, 6, 100, 100), (1, 7, 10, 10), (5, 2, 90, 92))
+    assert starts(engine.simulate(jobs, world, "federation")) == [0, 50, 55]
+
+
+def test_ends_at_one_moment_count_together() -> None:
+    """Two jobs may last until 47, six GPUs are asked for: what is left over then, two, may be used beyond."""
+    jobs = trace((0, 4, 20, 20), (1, 6, 1, 1), (2, 1, 5, 18), (3, 2, 6, 24))
+    assert starts(engine.simulate(jobs, scenario(8), "federation")) == [0, 20, 2, 3]
+
+
+def test_one_node_of_a_large_job_is_away() -> None:
+    """Of 16 GPUs that fail, 8 are repaired, and the others may be used meanwhile."""
+    failures = Failures(per_gpu_day=1.0, checkpoint_s=10.0, repair_s=1e6)
+    jobs = trace((0, 16, 86400, 86400), (86000, 8, 1, 1))
+    result = engine.simulate(jobs, scenario(16, failures=failures), "federation")
+    assert result.spans.end_s[0] < 86000
+    assert result.start_s[1] == 86000
+
+
+def test_siblings_vanish_when_one_starts() -> None:
+    """A federation's job starts where there is room first, and delays nobody elsewhere."""
+    # Both pools are busy, b for less long. j2's siblings wait in both; it starts in b at 50, and j3 gets a at 100.
+    jobs = trace((0, 4, 100, 100), (1, 4, 49, 49), (2, 4, 1000, 1000), (3, 4, 10, 10))
+    result = engine.simulate(jobs, scenario(4, 4), "federation")
+    assert list(result.pool) == [0, 1, 1, 0]
+    assert starts(result) == [0, 1, 50, 100]
+    check(result, jobs)
+
+
+def test_a_policy_sees_its_world_and_is_obeyed() -> None:
+    """Jobs, pools by limits and tickets are as they should be; what is placed starts, what is withdrawn does not."""
+    seen: list[tuple[float, list[str], int, list[tuple[float, int]], list[str]]] = []
+
+    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
+        seen.append((now_s, [job.job_id for job in jobs], pools["a"].free, list(pools["a"].running),
+                     [f"{ticket.job_id}@{ticket.pool}" for ticket in tickets]))  # fmt: skip
+        if now_s == 60:
+            return [Place(job_id=job.job_id, pool="a") for job in jobs]
+        if now_s == 180:
+            return [Withdraw(job_id="j1", pool="a"), Place(job_id="j1", pool="b")]
+        return []
+
+    jobs = trace((1, 6, 600, 900), (2, 4, 50, 70), (130, 1, 1, 1))
+    result = engine.simulate(jobs, scenario(8, 4), policy)  # type: ignore[arg-type]
+    assert seen[:2] == [
+        (60, ["j0", "j1"], 8, [], []),
+        (180, ["j1", "j2"], 2, [(960, 6)], ["j1@a"]),
+    ]
+    assert starts(result)[:2] == [60, 180]
+    assert (result.placed, result.withdrawn) == (3, 1)
+    assert isnan(result.start_s[2])  # nobody placed it: what a policy forgets does not run
+
+
+@settings(max_examples=50, deadline=None)
+@given(JOBS, st.randoms(use_true_random=False), st.sampled_from([0.0, 7.0]))
+def test_siblings_of_any_policy_run_once(jobs: Trace, random: object, tick_s: float) -> None:
+    """Tickets put and withdrawn at random, several for a job: each job still runs once, whole, within capacity."""
+
+    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
+        held = {(ticket.job_id, ticket.pool) for ticket in tickets}
+        moves: list[object] = []
+        for job in jobs:
+            mine = [option.pool for option in job.options if (job.job_id, option.pool) in held]
+            others = [option.pool for option in job.options if option.pool not in mine]
+            if others and (not mine or random.random() < 0.5):  # type: ignore[attr-defined]
+                moves.append(Place(job_id=job.job_id, pool=random.choice(others)))  # type: ignore[attr-defined]
+            elif len(mine) > 1:
+                moves.append(Withdraw(job_id=job.job_id, pool=mine[0]))
+        return moves
+
+    check(engine.simulate(jobs, scenario(3, 8, 5), policy, tick_s=tick_s), jobs)  # type: ignore[arg-type]
+
+
+def test_failures_cost_what_was_not_saved() -> None:
+    """A job that loses nodes ends after its run time and whatever the failures cost; its node stays away."""
+    jobs = trace(*((0.0, 8, 86400.0, 100000.0) for _ in range(20)))
+    lossy = {"failures": Failures(per_gpu_day=0.05, checkpoint_s=3600.0, repair_s=600.0), "seed": 3}
+    result = engine.simulate(jobs, scenario(8 * 20, **lossy), "federation")
+    failures = len(result.spans.job) - 20
+    assert failures > 3
+    assert not np.isnan(result.end_s).any()
+    for job in range(20):
+        spans = [n for n, one in enumerate(result.spans.job) if one == job]
+        held = sum(result.spans.end_s[n] - result.spans.start_s[n] for n in spans)
+        lost = held - 86400.0
+        assert -1e-6 <= lost <= 3600.0 * (len(spans) - 1)  # at most one checkpoint's time each
+    first = min(n for n in range(20) if result.spans.end_s[n] < 86400.0)
+    again = next(n for n, job in enumerate(result.spans.job) if n > first and job == result.spans.job[first])
+    assert (
+        result.spans.start_s[again] == result.spans.end_s[first] + 600.0
+    )  # all else was in use: it waited for its node
+    one = metrics.judge(result, jobs)
+    assert one.failures == failures
+    assert one.delivered < one.utilisation
+
+
+def test_windows_are_kept() -> None:
+    """No job reaches into a closed window; a dark pool starts nothing; both go on afterwards."""
+    world = scenario(8, 8)
+    pools = (
+        msgspec.structs.replace(world.pools[0], closed=((100.0, 200.0),)),
+        msgspec.structs.replace(world.pools[1], dark=((100.0, 300.0),)),
+    )
+    world = msgspec.structs.replace(world, pools=pools)
+    jobs = trace((0, 8, 90, 95), (1, 8, 120, 120), (2, 8, 50, 99), (150, 1, 1, 1))
+    result = engine.simulate(jobs, world, "federation")
+    assert list(result.pool) == [0, 1, 0, 0]
+    assert starts(result) == [0, 1, 200, 250]  # b is free from 121 on, but dark until 300
+
+
+def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
+    """A replay depends on trace, scenario and seed alone."""
+    code = (
+        "from tests.place.simulate.small import scenario, trace;"
+        "from pitools.place.simulate import engine; from pitools.place.simulate.model import Failures;"
+        "jobs = trace(*((n * 7 % 50.0, n % 9 + 1, n * 13 % 40 + 1.0, 0.0) for n in range(300)));"
+        "jobs.submit_s.sort();"
+        "world = scenario(9, 12, 9, seed=5, failures=Failures(per_gpu_day=500.0), tier_shares={1: 0.3});"
+        "print([[list(r.end_s), list(r.pool)] for name in ('random', 'federation', 'slurm-m')"
+        " for r in [engine.simulate(jobs, world, name)]])"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, cwd=repo, stdout=-1, text=True, check=True
+        ).stdout
+        for seed in ("0", "1", "7")
+    }  # fmt: skip
+    assert len(said) == 1
+    assert len(said.pop()) > 5000

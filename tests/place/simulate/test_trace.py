@@ -1,0 +1,166 @@
+"""Traces in each form as published, and broken ones."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import DataError
+from pitools.place.simulate import trace
+
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1,u1,vcA,8,64,1,COMPLETED,2020-09-01 00:00:53,2020-09-01 00:01:00,2020-09-01 00:02:42,102,7
+2,u2,vcB,0,4,1,COMPLETED,2020-09-01 00:01:00,2020-09-01 00:01:00,2020-09-01 00:02:42,102,0
+3,u2,vcB,1,4,1,FAILED,2020-09-01 00:01:53,2020-09-01 00:02:00,2020-09-01 00:03:40,100,7
+"""
+PHILLY = """[
+ {"status": "Pass", "vc": "ee9e8c", "jobid": "application_1506638472019_10258",
+  "attempts": [
+   {"start_time": "2017-10-07 01:11:29", "end_time": "2017-10-07 01:21:29",
+    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu3"]}]},
+   {"start_time": "2017-10-07 02:00:00", "end_time": "2017-10-07 02:00:30",
+    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu3"]}]}],
+  "submitted_time": "2017-10-07 01:11:00", "user": "ce2f4c"},
+ {"status": "Killed", "vc": "ee9e8c", "jobid": "application_2", "attempts": [],
+  "submitted_time": "2017-10-07 01:00:00", "user": "x"},
+ {"status": "Failed", "vc": "b436b2", "jobid": "application_3",
+  "attempts": [{"start_time": "2017-10-07 01:20:00", "end_time": "2017-10-07 01:20:10",
+    "detail": [{"ip": "m3", "gpus": ["gpu0"]}]}],
+  "submitted_time": "2017-10-07 01:10:00", "user": "ce2f4c"}
+]
+"""
+SWF = """\
+; Version: 2.2
+; UnixStartTime: 1300000000
+  1     0    5   100   64  -1 -1   64  3600 -1 1  7 3 9 2 -1 -1 -1
+  2    60   -1    -1   -1  -1 -1   32  7200 -1 5  8 3 9 2 -1 -1 -1
+  3    90    0    30   -1  -1 -1   16    -1 -1 0  8 3 -1 2 -1 -1 -1
+"""
+SACCT = """\
+JobID|User|JobName|QOS|Submit|State|Elapsed|Timelimit|AllocTRES
+101|ann|train|high|2026-10-01T08:00:00|COMPLETED|01:00:00|1-00:00:00|billing=8,cpu=8,gres/gpu=8,node=1
+101.batch||batch||2026-10-01T08:00:00|COMPLETED|01:00:00||cpu=8
+102|bob|x|normal|2026-10-01T08:00:10|CANCELLED by 0|00:00:00|UNLIMITED|
+103_2|bob|x|normal|2026-10-01T08:00:20|TIMEOUT|2-00:00:01|2-00:00:00|cpu=8,gres/gpu:h100=4
+104|bob|x|normal|2026-10-01T09:00:20|RUNNING|00:10:00|2-00:00:00|cpu=8,gres/gpu:h100=4
+"""
+
+
+def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[object, ...]]:
+    (folder / name).write_text(text)
+    found = trace.read(folder / name, **more)
+    columns = (found.job_id, found.submit_s, found.gpus, found.run_s, found.limit_s, found.owner, found.group)
+    return list(zip(*columns, strict=True))
+
+
+def test_helios_as_published(tmp_path: Path) -> None:
+    """Jobs with GPUs, by their own durations; those of CPUs alone are left out, and counted."""
+    assert rows(tmp_path, HELIOS) == [("1", 0, 8, 102, 0, "u1", "vcA"), ("3", 60, 1, 100, 0, "u2", "vcB")]
+    assert trace.read(tmp_path / "t").idle == 1
+
+
+def test_the_helios_month(repo: Path) -> None:
+    """All 25,596 jobs of September 2020 are read, and what they ask for adds up."""
+    path = repo / "../shared/data/traces/helios_venus_2020-09.csv"
+    if not path.exists():
+        pytest.skip("../shared/data is not here")
+    found = trace.read(path)
+    assert (len(found), found.idle, found.skipped) == (25596, 0, 0)
+    assert sum(n * run for n, run in zip(found.gpus, found.run_s, strict=True)) == 1557525650
+    assert sum(1 for guess in found.guess if not guess) / len(found) == pytest.approx(0.07, abs=0.01)
+
+
+def test_philly_as_published(tmp_path: Path) -> None:
+    """A job's run time is that of all its attempts; one that never had any is left out; order is by submission."""
+    assert rows(tmp_path, PHILLY) == [
+        ("application_3", 0, 1, 10, 0, "ce2f4c", "b436b2"),
+        ("application_1506638472019_10258", 60, 3, 630, 0, "ce2f4c", "ee9e8c"),
+    ]
+
+
+def test_swf_also_compressed(tmp_path: Path) -> None:
+    """Processors held, else asked for; what was cancelled before it ran is left out."""
+    found = [("1", 0, 64, 100, 3600, "7", "2"), ("3", 90, 16, 30, 0, "8", "2")]
+    assert rows(tmp_path, SWF) == found
+    (tmp_path / "t.gz").write_bytes(gzip.compress(SWF.encode()))
+    assert len(trace.read(tmp_path / "t.gz")) == 2
+
+
+def test_what_sacct_prints(tmp_path: Path) -> None:
+    """GPUs of any type, limits, and QOS; steps, what runs still and what never ran are left out."""
+    assert rows(tmp_path, SACCT) == [
+        ("101", 0, 8, 3600, 86400, "ann", "high"),
+        ("103_2", 20, 4, 172801, 172800, "bob", "normal"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (HELIOS.replace(",102,7", ",,7"), 2, "duration_s is ''"),
+        (HELIOS.replace(",102,7", ",nan,7"), 2, "duration_s is 'nan'"),
+        (HELIOS.replace("2020-09-01 00:01:53", "yesterday"), 4, "no time"),
+        (HELIOS.replace("\n3,", "\n1,"), 4, "was on line 2"),
+        (HELIOS.replace("3,u2,vcB,1,4,1,FAILED", "3,u2,vcB"), 4, "columns"),
+        (HELIOS.replace(",1,4,1,FAILED", ",-1,4,1,FAILED"), 4, "-1 GPUs"),
+        (HELIOS.replace(",1,4,1,FAILED", ",1.5,4,1,FAILED"), 4, "no whole number"),
+        (SWF.replace("   30   -1", "   -1   -1"), 5, "ran -1 s"),
+        (SWF.replace(" -1 -1 -1\n  2", "\n  2"), 3, "15 columns"),
+        (SACCT.replace("103_2|bob|x", "103_2|bob|a|b"), 5, "as many columns"),
+        (SACCT.replace("2-00:00:01", "two days"), 5, "not a duration"),
+        (PHILLY.replace("01:20:10", "01:10:10"), 11, "ends before it starts"),
+        (PHILLY.replace(', "gpus": ["gpu0"]', ""), 11, "not whole"),
+        (SWF.replace("   30   -1", "1e308   -1"), 5, r"ran 1e\+308 s"),
+        (SWF.replace("  3    90", "  3 -1e300"), 5, "submitted at -1e\\+300 s"),
+    ],
+)  # fmt: skip
+def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, what: str) -> None:
+    """Garbage is an error that says where; asked to, it is left out and counted."""
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(DataError, match=what) as caught:
+        trace.read(tmp_path / "t")
+    assert caught.value.where == f"{tmp_path / 't'}:{line}"
+    found = trace.read(tmp_path / "t", skip_bad=True)
+    assert found.skipped == 1
+    assert len(found) >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "no trace that is known"),
+        ("a,b\n1,2\n", "no trace that is known"),
+        ("JobID|Submit|Elapsed|AllocTRES\n", "no job that ran"),
+        (PHILLY[:400], "line 7: Expecting value"),
+        (PHILLY.rstrip()[:-1], "cut short"),
+        ('["x"', "cut short"),
+        ('{"a": 1}', "no list"),
+        ("[" * 100_000, "recursion"),
+        (HELIOS + "4," + "u" * 200_000 + ",vcB,1,4,1,FAILED,2020-09-01 00:01:53,,,100,7", "field larger"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    """A file that is cut short, empty, or of no known form says so."""
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(DataError, match=what):
+        trace.read(tmp_path / "t", skip_bad=True)
+
+
+def test_odd_marks_in_a_text_change_nothing(tmp_path: Path) -> None:
+    """A byte-order mark, CRLF, and separators within a job's name that only Unicode takes for the end of a line."""
+    assert rows(tmp_path, "\ufeff" + HELIOS.replace("\n", "\r\n")) == rows(tmp_path, HELIOS)
+    assert rows(tmp_path, SACCT.replace("train", "tr\u2028a\x85in")) == rows(tmp_path, SACCT)
+
+
+def test_bytes_are_refused(tmp_path: Path) -> None:
+    """A binary file, a broken .gz and a missing file are data errors, not tracebacks."""
+    (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
+    packed = gzip.compress(SWF.encode())
+    (tmp_path / "t.gz").write_bytes(packed[:40])
+    (tmp_path / "u.gz").write_bytes(packed[:30] + b"\xff" * 30 + packed[60:])
+    for name in ("t", "t.gz", "u.gz", "missing"):
+        with pytest.raises(DataError):
+            trace.read(tmp_path / name)

@@ -1,0 +1,192 @@
+"""The cache of what sites said: one asks for many, nothing is too old, nobody else writes there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.record import Record
+from pitools.place.sites import cache
+from pitools.place.sites.gather import gather
+
+
+class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
+    """An answer."""
+
+    n: int
+
+
+# Asks as a command of ours would: a line in `asked` for each time, and the answer after so many seconds.
+ASK = """
+import sys, time
+from pathlib import Path
+from pitools.core.errors import PitError, Unreachable
+from pitools.core.record import Record
+from pitools.place.sites import cache
+
+class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
+    n: int
+
+def ask(left_s):
+    with open(sys.argv[1], "a") as file:
+        file.write("x")
+    time.sleep(float(sys.argv[2]))
+    if sys.argv[3] == "fails":
+        raise Unreachable("dark", hint="wait")
+    return Said(n=7)
+
+try:
+    print(cache.get("a", Said, ask, max_age_s=60, timeout_s=20).n)
+except PitError as error:
+    print(error.what)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def ask_from_another(home: Path, seconds: float, how: str = "works") -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", ASK, str(home / "asked"), str(seconds), how]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("how", "said"), [("works", "7"), ("fails", "dark")])
+def test_of_many_processes_one_asks(home: Path, how: str, said: str) -> None:
+    """Six at once: the site hears one question, also when it gives no answer, and all get what came of it."""
+    asking = [ask_from_another(home, 1, how) for _ in range(6)]
+    assert [process.communicate(timeout=30)[0].strip() for process in asking] == [said] * 6
+    assert (home / "asked").read_text() == "x"
+
+
+def test_who_dies_while_asking_harms_nobody(home: Path) -> None:
+    """Its lock is free at once, and what was there before is still there."""
+    cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
+    path = cache.folder() / "a.json"
+    os.rename(path, home / "kept")
+    killed = ask_from_another(home, 60)
+    wait_for(home / "asked")
+    os.rename(home / "kept", path)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert cache.get("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get("a", Said, lambda _: Said(n=3), max_age_s=0, timeout_s=1).n == 3
+
+
+def test_a_deadline_also_ends_waiting_for_another(home: Path) -> None:
+    """Who cannot have the lock in time says so, and does not ask a second time."""
+    other = ask_from_another(home, 60)
+    wait_for(home / "asked")
+    begun = time.monotonic()
+    with pytest.raises(Unreachable, match="another process"):
+        cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=0.3)
+    assert time.monotonic() - begun < 1
+    other.kill()
+    other.communicate()
+
+
+def test_nothing_is_older_than_allowed() -> None:
+    """The age counts from when it was begun to ask; an answer from the future is none."""
+    cache.get("a", Said, lambda _: time.sleep(0.2) or Said(n=1), max_age_s=60, timeout_s=1)
+    assert cache.get("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get("a", Said, lambda _: Said(n=3), max_age_s=0.1, timeout_s=1).n == 3
+    path = cache.folder() / "a.json"
+    path.write_text('{"schema":"pit.kept/1","began_s":9e12,"value":{"schema":"test.said/1","n":9}}')
+    assert cache.get("a", Said, lambda _: Said(n=4), max_age_s=60, timeout_s=1).n == 4
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "\0" * 99, '{"schema":"pit.kept/1","began_s":1,"value":{}}', "\xff"])
+def test_what_is_no_answer_is_asked_for_again(text: str) -> None:
+    """Whatever stands in the file, it is the site that answers."""
+    (cache.folder() / "a.json").write_text(text)
+    assert cache.get("a", Said, lambda _: Said(n=5), max_age_s=1e12, timeout_s=1).n == 5
+
+
+def test_a_link_is_not_followed(home: Path) -> None:
+    """Neither read through nor written through."""
+    other = home / "other"
+    other.write_text('{"schema":"pit.kept/1","began_s":1,"value":{"schema":"test.said/1","n":9}}')
+    (cache.folder() / "a.json").symlink_to(other)
+    assert cache.get("a", Said, lambda _: Said(n=1), max_age_s=1e12, timeout_s=1).n == 1
+    assert '"n":9' in other.read_text()
+
+
+def test_a_failure_is_remembered_for_as_long_as_is_asked() -> None:
+    """It hides no answer that is young enough, and is never taken for one."""
+
+    def dark(left_s: float) -> Said:
+        raise Unreachable("dark", where="x", hint="wait")
+
+    with pytest.raises(Unreachable, match="dark"):
+        cache.get("a", Said, dark, max_age_s=60, timeout_s=1, failure_s=60)
+    with pytest.raises(Unreachable, match="dark"):
+        cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60)
+    assert cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60).n == 1
+
+
+@pytest.mark.parametrize("part", ["pitools", "pitools/place"])
+@pytest.mark.parametrize("harm", ["writable", "link", "file"])
+def test_a_folder_that_others_can_write_is_refused(home: Path, part: str, harm: str) -> None:
+    """What is kept there decides where jobs go; the error says what to type."""
+    assert cache.folder().stat().st_mode & 0o777 == 0o700
+    path = home / "cache" / part
+    if harm == "writable":
+        path.chmod(0o777)
+    else:
+        os.rename(path, home / "moved")
+        path.symlink_to(home / "moved") if harm == "link" else path.write_text("")
+    with pytest.raises(PitError) as caught:
+        cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
+    assert str(path) in caught.value.where
+    assert isinstance(caught.value, ClusterError)
+
+
+def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
+    """The answers are in the order of the questions; who is silent at the deadline holds nobody up."""
+
+    def raises(left_s: float) -> str:
+        raise ClusterError("no")
+
+    begun = time.monotonic()
+    said = gather(
+        {"a": lambda _: time.sleep(60) or "never", "b": lambda left_s: f"{left_s:.0f}", "c": raises,
+         "d": lambda _: time.sleep(0.1) or "d"}, 0.4,
+    )  # fmt: skip
+    assert time.monotonic() - begun < 2
+    assert list(said) == ["a", "b", "c", "d"]
+    assert isinstance(said["a"], Unreachable)
+    assert isinstance(said["c"], ClusterError)
+    assert (said["b"], said["d"]) == ("0", "d")
+
+
+@pytest.mark.parametrize("error", [ValueError("int too long"), OSError(5, "input/output error"), RecursionError()])
+def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
+    """Whatever it is, at once: the others' answers are there, and nobody waits for the deadline."""
+
+    def raises(left_s: float) -> str:
+        raise error
+
+    begun = time.monotonic()
+    said = gather({"a": raises, "b": lambda _: "b"}, 30)
+    assert time.monotonic() - begun < 1
+    assert isinstance(said["a"], ClusterError)
+    assert said["a"].where == "a"
+    assert said["b"] == "b"

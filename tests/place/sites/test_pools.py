@@ -1,0 +1,94 @@
+"""Partitions as pools: what is free, what runs until when, and what others wait for."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pitools.core import clock
+from pitools.place.sites.pools import freed, held_by, pools, tasks
+
+
+def _in_s(seconds: float) -> str:
+    return clock.text(datetime.fromtimestamp(time.time() + seconds, UTC))
+
+
+def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
+    """GPUs in use, down or reserved are not free; others' queue is taken off, but for what waits for no node."""
+    seen = made.snapshot(
+        nodes=(
+            made.node("n1", state="mixed", gpus_allocated=6), made.node("n2", state="allocated", gpus_allocated=8),
+            made.node("n3"), made.node("n4"), made.node("n5", flags=("drain",)), made.node("n6", flags=("reserved",)),
+        ),
+        jobs=(
+            made.job("1", node_list="n1", gres="gpu:4", end=_in_s(7200)),
+            made.job("2", node_list="n1", gres="", end=""),
+            made.job("3", node_list="n2", end=_in_s(3600)),
+            made.job("4", state="PENDING", reason="Priority", gres="gpu:2"),
+            made.job("5_[1-3%2]", state="PENDING", reason="Resources", gres="gpu:1"),
+            made.job("6", state="PENDING", reason="Dependency"),
+            made.job("7", state="PENDING", reason="Priority", name="ours"),
+        ),
+    )  # fmt: skip
+    (pool,) = pools(seen, ["ours"], made.site())
+    assert (pool.pool, pool.units, pool.waiting, pool.free) == ("x/gpu", 40, 4, 2 + 16 - 4)
+    assert [units for _, units in pool.running] == [8, 4, 2]
+    assert pool.running[0][0] < pool.running[1][0]
+
+
+def test_the_cluster_s_clock_is_not_ours(made: Any) -> None:
+    """Ends are on our clock, by however much the cluster's is ahead; nothing ended before it was seen to run."""
+    jobs = (made.job("1", node_list="n1", end=_in_s(7200)), made.job("2", node_list="n2"))
+    seen = made.snapshot(skew_s=3600.0, jobs=jobs)
+    (pool,) = pools(seen, (), made.site())
+    assert pool.running[0][0] == pytest.approx(time.time() + 3600, abs=5)
+    assert pool.running[1][0] > time.time() + 86400 * 300
+    assert [units for _, units in held_by(seen, 8, lambda job: job.account == "lab")] == [8, 8]
+    assert held_by(seen, 8, lambda job: job.user == "me") == []
+
+
+def test_partitions_that_share_nodes_are_equally_full(made: Any) -> None:
+    """What runs on a node is in every pool that has the node; without GPUs a unit is a node."""
+    nodes = tuple(made.node(f"n{i}", gres="", gpus=0, gpu_type="") for i in range(1, 5))
+    seen = made.snapshot(nodes=nodes, jobs=(made.job("1", partition="other", nodes=2, node_list="n[3-4]", gres=""),))
+    (pool,) = pools(seen, (), made.site(gpu={"gpus_per_node": 0}))
+    assert [units for _, units in pool.running] == [2]
+    assert pool.units == 4
+
+
+@pytest.mark.parametrize(
+    ("job_id", "count"), [("7", 1), ("6_0", 1), ("6_[3-9]", 7), ("6_[1-9:4]", 3), ("6_[0,5-6%2]", 2), ("6_[odd]", 1)]
+)
+def test_an_array_is_as_many_jobs_as_could_run(job_id: str, count: int) -> None:
+    """A line of squeue for the pending tasks of an array counts each, up to the array's own limit."""
+    assert tasks(job_id) == count
+
+
+def test_units_are_freed_in_order() -> None:
+    """By whoever ends first; at once where there is room, and never where all of it is not enough."""
+    held = [(100.0, 8), (200.0, 16)]
+    assert [freed(held, need, 50.0) for need in (0, 8, 9, 24, 25)] == [0, 50, 150, 150, float("inf")]
+    assert freed(held, 1, 150.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("node", "free"),
+    [
+        ({}, 8), ({"gpus_allocated": 3, "state": "mixed"}, 5), ({"gpus_allocated": 0, "state": "allocated"}, 0),
+        ({"flags": ("planned",)}, 8), ({"flags": ("powered_down", "cloud")}, 8), ({"state": "reserved"}, 0),
+        ({"flags": ("maintenance",)}, 0), ({"state": "down"}, 0), ({"gpus_allocated": None, "state": "mixed"}, 0),
+    ],
+)  # fmt: skip
+def test_what_of_a_node_is_free(made: Any, node: dict[str, Any], free: int) -> None:
+    """What could start now: not where all CPUs are taken, nor what is reserved, away, or may be in use."""
+    seen = made.snapshot(nodes=(made.node("n1", **node),))
+    assert pools(seen, (), made.site())[0].free == free
+
+
+def test_a_partition_that_is_closed_is_no_pool(made: Any) -> None:
+    """Nor is one of which the site file says nothing."""
+    assert pools(made.snapshot(partition={"state": "down"}), (), made.site()) == []
+    assert pools(made.snapshot(), (), made.site(partitions={})) == []
