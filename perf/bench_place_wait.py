@@ -6,8 +6,8 @@ Helios, September 2020, on three unequal sites, each job bound once as Slurm's -
 simulator says what Slurm would: a start by everybody's time limits. Ours is made of that number and of what happened
 before that moment, online; the first jobs, of which nothing is known yet, are said what Slurm says. Judged are the jobs
 that were not foretold to start at once (of the others both are right): pinball loss at 10, 50 and 90 %, and the share
-of waits between q10 and q90. The constants of place/wait.py were chosen on jobs of the month's first half; these are
-those of the second. One round is one seed of the time limits.
+of waits between q10 and q90. The constants of place/estimate/wait.py were chosen on jobs of the month's first half;
+these are those of the second. One round is one seed of the time limits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from pitools.place.estimate.wait import LEVELS, Features, Waits
 from pitools.place.simulate import engine, scenario, trace
-from pitools.place.simulate.binders import planned
+from pitools.place.simulate.binders import Arrival, Planned
 
 TRACE = Path(os.environ.get("PIT_BENCH_TRACE", "../shared/data/traces/helios_venus_2020-09.csv"))
 LESS, TOLERANCE, SHARE = 0.25, 0.05, 0.8
@@ -38,14 +39,15 @@ class Replay:
         run = engine.Engine(
             jobs, scenario.three_unequal(load=load, seed=seed), "slurm-m", "", 60.0, None, lambda _: None
         )
-        bind, self.raw_s, self.ahead = run.bind, np.zeros(len(jobs)), np.zeros(len(jobs))
+        bind, foretell = run.bind, Planned()
+        self.raw_s, self.ahead = np.zeros(len(jobs)), np.zeros(len(jobs))
         assert bind
 
-        def watched(now_s, job, fits, sites, work):  # type: ignore[no-untyped-def]
-            (pool,) = bind(now_s, job, fits, sites, work)
-            start_s = planned(sites[pool], now_s, work.gpus[job], work.limit_on(job, pool))
-            self.raw_s[job] = start_s - now_s
-            self.ahead[job] = sum(entry[3] for entry in sites[pool].queue) / sites[pool].units
+        def watched(arrival: Arrival) -> Sequence[int]:
+            (pool,) = bind(arrival)
+            site = arrival.sites[pool]
+            self.raw_s[arrival.job] = foretell(arrival, pool) - arrival.now_s
+            self.ahead[arrival.job] = sum(entry[3] for entry in site.queue) / site.units
             return (pool,)
 
         run.bind = watched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -90,6 +91,20 @@ def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> Non
     assert (tmp_path / "ranks").read_text().startswith("alpha01 --node-rank=0 --nnodes=4 ")
     assert len((tmp_path / "rf").read_text().splitlines()) == 32
     assert '"shape":[4,2,4]' in (tmp_path / "mesh.json").read_text()
+
+
+@pytest.mark.slurm
+def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
+    """A request runs at the best place, and three more from a queue that both sites serve."""
+    queue = {name: str(tmp_path / name) for name in ("PIT_PLACE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+    said = follow(repo, tmp_path, "pitools/place/README.md", 0, 1, **queue).splitlines()
+    assert said[0].split()[:3] == ["RANK", "SITE", "PARTITION"]
+    assert {tuple(line.split()[1:3]) for line in said[1:5]} == {
+        (site, partition) for site in ("alpha", "beta") for partition in ("train", "dev")
+    }
+    records = [json.loads(line) for line in said if line.startswith("{")]
+    assert [record.get("state") for record in records] == ["COMPLETED", "done", "done", "done"]
+    assert [line.split()[1] for line in said[-3:]] == ["done"] * 3
 
 
 def test_readmes_are_short(repo: Path) -> None:

@@ -63,8 +63,8 @@ def plan(
             for row in rows:
                 out(row)
     if not found.best:
-        for row in rows if best else ():
-            click.echo(f"pit: {row.site}/{row.partition}: {row.why}" if row.partition else f"pit: {row.why}", err=True)
+        for row in (row for row in rows if best and row.partition):
+            click.echo(f"pit: {row.site}/{row.partition}: {row.why}", err=True)
         where = "nowhere" if found.is_whole and not broken else "none of what has answered"
         click.echo(f"pit: {wanted.name} fits {where}", err=True)
         ctx.exit(75 if broken or not found.is_whole else 1)

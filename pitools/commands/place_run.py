@@ -114,6 +114,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 
         def drawn(ticked: Ticked) -> bool:
             latest.extend(follow.sentences(changes.of(ticked, place)))
+            del latest[:-10]
             live.update(follow.picture(ticked, latest), refresh=True)
             return is_enough(ticked)
 
@@ -145,7 +146,7 @@ def list_jobs(every: bool, form: str) -> None:
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True)
 @click.option(
-    "--lost", "site", metavar="SITE", help="Only its ticket at SITE, which is silent: I know it will not run."
+    "--lost", "site", metavar="SITE", help="Only its ticket at SITE, which says nothing of it: I know it will not run."
 )
 @format_option
 def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
@@ -166,7 +167,8 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
             hint = nearest(site, {ticket.site for ticket in job.live})
             raise UsageError(f'job "{job.job_id}" has no ticket at "{site}"', where="--lost", hint=hint)
         if not job.is_over:
-            queue.mark(job, f"lost.{site}" if site else "cancel")
+            for name in [f"lost.{ticket.n}" for ticket in job.live if ticket.site == site] if site else ["cancel"]:
+                queue.mark(job, name)
     ticked = _ticker(place).tick()
     with Output(form, view.JOB_COLUMNS) as out:
         for job in jobs:
@@ -199,6 +201,10 @@ def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], s
             able.append(site.name)
         except PitError as error:
             refusals.append(f"{site.name}: {error.what}")
+    if able and wanted.topology != "none":
+        # Where a ticket waits, and which nodes are then free, is known only once it starts.
+        why = "the queue chooses the site, and Slurm the nodes there; pit launch run keeps to it"
+        click.echo(f'pit: {path}: topology = "{wanted.topology}" has no effect here: {why}', err=True)
     if not able:
         raise ConfigError("no site could take it", where=str(path), hint="; ".join(refusals) or "name one with --site")
     return wanted, tuple(able), path.read_text()

@@ -19,7 +19,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("trace", type=_FILE)
 @click.option("--sites", "file", type=_FILE, metavar="FILE", help="A scenario: pools, load, what goes wrong (TOML).")
 @click.option("--site", "names", multiple=True, metavar="NAME", help="Or the partitions of these sites.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="ours and others; a wrong name lists them.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME",
+              help="Without: ours and federation; a wrong name lists all.")  # fmt: skip
 @click.option("--load", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster.")
 @click.option(
     "--depth", type=click.IntRange(1), metavar="N", help="Waiting jobs that a scheduler looks at; Slurm: 500."
@@ -39,8 +40,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Replay TRACE on several sites, each with EASY backfill of its own; one record a policy.
 
-    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or what `sacct -P` printed. Without --sites and --site: three
-    sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
+    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or what `sacct -P` printed; - is stdin. Without --sites and
+    --site: three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
 
     \b
       pit place simulate helios.csv --load 1.4 --policy ours --policy federation
@@ -59,6 +60,8 @@ def simulate(
         raise UsageError("--sites and --site exclude each other", hint="put the sites' pools into the file")
     if png and png.suffix != ".png":
         raise UsageError(f'"{png.name}" does not end in .png', where="--png")
+    if png and not png.parent.is_dir():  # said before minutes of replaying, not after
+        raise UsageError("no such folder", where=f"--png {png}", hint=f"mkdir -p {png.parent}")
     policies = tuple(dict.fromkeys(policies)) or (play.OURS, "federation")
     for name in policies:
         play.check(name)
@@ -66,7 +69,7 @@ def simulate(
     world = scenario.read(file) if file else scenario.of_sites(names) if names else scenario.three_unequal()
     changed = {key: value for key, value in (("load", load), ("depth", depth), ("seed", seed)) if value is not None}
     world = scenario.checked(msgspec.structs.replace(world, **changed), "--load")
-    jobs = traces.read(trace, skip_bad=skip_bad)
+    jobs = traces.read(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
     made, judged = [], []
     with (
         Output(form, COLUMNS) as out,
@@ -78,6 +81,10 @@ def simulate(
             made.append(result)
             bar.part()
             out(judged[-1])
+    for one in judged:
+        if one.unplaced or one.left:
+            what = f"{one.unplaced} jobs fit no pool, {one.left} never started"
+            click.echo(f"pit: {one.policy}: {what}; no mean counts them", err=True)
     if png:
         from pitools.place.simulate import plots
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pitools.topology.choose import Objective
     from pitools.topology.model import Fabric
 
-COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "free", "node_list", "note")
+COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "free", "node_list", "spares")
 
 
 @click.command()
@@ -49,14 +49,17 @@ def choose(
     from msgspec import structs
 
     from pitools.core import hosts
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.topology import choose as choosing
     from pitools.topology import model
     from pitools.topology.get import fit
 
     fabric, slurm, partition = _fabric(site_name, source, partition)
-    everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or not from_nodes) else []
-    free = _listed(from_nodes) if from_nodes else dict.fromkeys(fit.free(everyone, k + spares), 0.0)
+    if slurm is None and from_nodes is None:
+        raise UsageError("nobody tells which nodes are free", hint="give --from-nodes LIST, or --site of a Slurm")
+    everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
+    free = _listed(from_nodes) if from_nodes is not None else dict.fromkeys(fit.free(everyone, k + spares), 0.0)
     if costs:
         from pitools.topology.choose.costs import read
 

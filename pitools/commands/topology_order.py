@@ -61,7 +61,9 @@ def order(
         if len(running) > 1:
             hint = f"name one of them: {', '.join(each.job_id for each in running[:4])}"
             raise UsageError(f"job {job} is {len(running)} jobs", where="--job", hint=hint)
-        nodes = running[0].node_list if running else ""
+        if not running:
+            raise UsageError(f"job {job} holds no nodes", where="--job", hint="it must run: squeue -j ID")
+        nodes = running[0].node_list
     elif nodes == "-":
         nodes = _named(sys.stdin.read())
     elif nodes is None:
@@ -70,11 +72,16 @@ def order(
         raise UsageError("no nodes to order", hint="give a host list, - for stdin, or --job ID of a running job")
     if hostfile and shape not in (None, "hostfile"):
         raise UsageError(f"both --hostfile and --as {shape}", hint="give one of them")
+    if as_hosts and (shape or hostfile):
+        raise UsageError("both -H and --as", hint="give one of them")
     shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
     listed(nodes)  # before it is expanded: it may stand for more names than there is memory
     fabric = _fabric(site, slurm, must=shape != "hostfile")
     slots = order.order(hosts.expand(nodes), fabric, layout.nodes_per_replica(gpus, tensor, pipeline))
+    if fabric.leaves and (strange := [slot.node for slot in slots if not slot.leaf]):
+        told = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
+        click.echo(f"pit: {len(strange)} of {len(slots)} nodes are not in the topology, so come last: {told}", err=True)
     if shape:
         _shaped(shape, slots, nodes, slurm, gpus=gpus, cpus=cpus, tensor=tensor, pipeline=pipeline, form=form)
     elif as_hosts or form == "hosts":

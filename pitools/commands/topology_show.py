@@ -50,6 +50,8 @@ def show(
             out(nvlink.here())
         return
     fabric, slurm = _fabric(site_name, source)
+    if fabric.kind == "flat":
+        click.echo("pit: no topology is known there: nothing to show", err=True)
     if form_as:
         from pitools.topology.sources import yaml
 
@@ -106,8 +108,8 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
     from pitools.topology.model import listed
 
     fabric, slurm = _fabric(site_name, source)
-    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "pods", "best_pods", "crossings",
-               "reordered_crossings", "best_crossings", "share")  # fmt: skip
+    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings",
+               "reordered_crossings", "share")  # fmt: skip
     waiting: list[str] = []
     with Output(form, columns if form != "jsonl" else ()) as out:
 

@@ -34,7 +34,8 @@ ln -sT "run.$SLURM_JOB_ID" {link} 2>/dev/null
 """
 _GATED = """\
 # This job may run once, here or elsewhere, and waits to be told: see pitools/launch/leave.py.
-for _ in $(seq {tries}); do [ -L {link} ] && break; sleep 0.5; done
+# Over NFS a folder has to be read for what is new in it to be seen.
+for _ in $(seq {tries}); do ls {run_dir} >/dev/null 2>&1; [ -L {link} ] && break; sleep 0.5; done
 ln -sT no {link} 2>/dev/null
 [ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
 """
@@ -46,8 +47,8 @@ def script(text: str, run_dir: str, *, gate: bool = False, gate_s: float = GATE_
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     ask = ((_GATED if gate else _PLAIN) + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"), attempts=shlex.quote(f"{run_dir}/attempts"), code=NO_LEAVE,
-        tries=max(1, round(gate_s / 0.5)),
+        link=shlex.quote(f"{run_dir}/{LINK}"), run_dir=shlex.quote(run_dir), code=NO_LEAVE,
+        attempts=shlex.quote(f"{run_dir}/attempts"), tries=max(1, round(gate_s / 0.5)),
     )  # fmt: skip
     return "".join([*lines[:head], ask, *lines[head:]])
 

@@ -6,6 +6,7 @@ and the job that Slurm knows has the same name: so both can be found by a proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -88,15 +89,18 @@ def state(site: Site, names: Sequence[str]) -> dict[str, Seen]:
     slurm = client(site)
     # By user and not by name: names that Slurm has never heard of would be no answer at all. Those that ended minutes
     # ago are still known.
-    jobs = {job.name: job for job in slurm.jobs(user=slurm.user(), all_states=True)}
-    found = {name: _known(site, name, job) for name, job in jobs.items()}
+    listed = slurm.jobs(user=slurm.user(), all_states=True)
+    words = {name: _leave(run_dir(site, name)) for name in names}
+    jobs = seen.by_name(listed, words)
+    found = {name: _known(site, job, words.get(name)) for name, job in jobs.items()}
     told = {name: _of_folder(site, name) for name in names if name not in jobs}
     return found | seen.remembered(slurm, told)
 
 
-def _known(site: Site, name: str, job: Job) -> Seen:
-    at = run_dir(site, name)
-    return seen.known(job, _leave(at), _exit_code(at))
+def _known(site: Site, job: Job, word: str | None) -> Seen:
+    if word is None:  # no ticket that was asked for: perhaps somebody has a thousand jobs of their own
+        return seen.known(job, "", None)
+    return seen.known(job, word, _exit_code(run_dir(site, job.name)))
 
 
 def _of_folder(site: Site, name: str) -> Seen:
@@ -129,7 +133,7 @@ def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:
 def grant(site: Site, name: str, job_id: str) -> bool:
     """Let a gated ticket's job run; False when it was taken back, or has given up waiting. Safe to repeat."""
     try:
-        return leave.take(run_dir(site, name), leave.word(job_id)) == leave.word(job_id)
+        return leave.may_run(leave.take(run_dir(site, name), leave.word(job_id)))
     except OSError as error:
         raise os_error(error, run_dir(site, name)) from error
 
@@ -142,7 +146,12 @@ def cancel(site: Site, job_ids: Sequence[str]) -> None:
 def forget(site: Site, names: Sequence[str]) -> None:
     """Remove the folders of tickets that were taken back and that Slurm does not know any more.
 
-    Without its folder a job that turns up late all the same finds no leave either.
+    Without its folder a job that turns up late all the same finds no leave either; nor does it in half a folder.
     """
     for name in names:
-        shutil.rmtree(run_dir(site, name), ignore_errors=True)
+        at = run_dir(site, name)
+        gone = at.with_name(f".{name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)  # of somebody who was killed here
+        with contextlib.suppress(OSError):
+            os.rename(at, gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -5,10 +5,11 @@ Near and far sites differ in how both are read, and in nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pitools.core.errors import PitError
+from pitools.launch import leave
 from pitools.slurm.client import Client
 from pitools.slurm.records import Job
 from pitools.slurm.states import UNKNOWN, is_finished
@@ -36,25 +37,29 @@ class Seen(NamedTuple):
         """Whether Slurm will not run it any more, as far as Slurm knows."""
         return is_finished(self.state)
 
-    @property
-    def was_ended(self) -> bool:
-        """Whether a signal is known to have ended it: it does not run, and has not come to its end."""
-        return self.exit_code is not None and self.exit_code >= _SIGNALLED
+
+def by_name(jobs: Iterable[Job], words: Mapping[str, str]) -> dict[str, Job]:
+    """The job of each name; of several that a doubtful submission made, the one that has leave. words: name → leave."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        if job.name not in found or words.get(job.name) == leave.word(job.raw_id):
+            found[job.name] = job
+    return found
 
 
-def known(job: Job, leave: str, exit_code: int | None) -> Seen:
+def known(job: Job, word: str, exit_code: int | None) -> Seen:
     """A ticket in slurmctld's list. exit_code: as its run wrote it down, if it did."""
     # Its script says so itself; a slurmctld that was away at that moment may believe otherwise for minutes.
     state = "COMPLETED" if exit_code == 0 else job.state
-    return Seen(state, job.raw_id, leave, exit_code if is_finished(state) else None, job)
+    return Seen(state, job.raw_id, word, exit_code if is_finished(state) else None, job)
 
 
-def forgotten(job_id: str, leave: str, exit_code: int | None) -> Seen:
+def forgotten(job_id: str, word: str, exit_code: int | None) -> Seen:
     """A ticket that slurmctld does not list. job_id: as its folder has it."""
     state = UNKNOWN if job_id else ABSENT
     if exit_code is not None and exit_code < _SIGNALLED:  # else who ended it, and to what end, Slurm would have to say
         state = "FAILED" if exit_code else "COMPLETED"
-    return Seen(state, job_id, leave, exit_code)
+    return Seen(state, job_id, word, exit_code)
 
 
 def remembered(slurm: Client, told: Mapping[str, Seen]) -> dict[str, Seen]:

@@ -45,7 +45,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     units: that could run jobs, in use or not. free: idle now, and not promised to a pending job that is not ours.
     running: (end by its time limit, units) of whatever runs there, ours and others', ascending. waiting: units that
     others' jobs ask for in its queue. tickets: the most of ours that may wait there. is_dark: it does not answer:
-    nothing is sent to it, and what is there is as last seen.
+    nothing is sent to it, and what is there is as last seen. closed: windows (from, to) in which nothing may run: a job
+    whose limit reaches into one starts when it is over.
     """
 
     pool: str
@@ -55,6 +56,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     tickets: int = 4
     is_dark: bool = False
+    closed: Sequence[tuple[float, float]] = ()
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

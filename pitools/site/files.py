@@ -64,6 +64,11 @@ _GET = (
     # 1: a file changed while it was read, as a log does; its length is still what its header says.
     "f='%P\\0'; listed \"$@\" | tar -cf - --null --no-recursion -T -; r=$?; [ $r = 1 ] && r=0; exit $r"
 )
+# A rename to a name that a later call finds again, where this one is cut off.
+_REMOVE = (
+    'trap "" HUP PIPE; r=0; for p; do g="${p%/*}/.${p##*/}.gone"; rm -rf -- "$g"; '
+    '[ -e "$p" ] || [ -L "$p" ] || continue; mv -T -- "$p" "$g" && rm -rf -- "$g" || r=1; done; exit $r'
+)
 
 
 class Sent(NamedTuple):
@@ -206,11 +211,14 @@ def exists(site: Site, paths: Iterable[str]) -> set[str]:
 
 
 def remove(site: Site, *paths: str) -> None:
-    """Remove files, or folders with all that is in them; of a link only the link. What is not there is no error."""
+    """Remove files, or folders with all that is in them; of a link only the link. What is not there is no error.
+
+    Each is whole or gone for whoever looks.
+    """
     for one in paths:
         if path(one).count("/") < 2:
             raise ConfigError(f"{one} is not removed", hint="name something inside of a folder")
-    done = shell(site, 'trap "" HUP PIPE; rm -rf -- "$@"', *paths, timeout_s=120)
+    done = shell(site, _REMOVE, *paths, timeout_s=120)
     _checked(site, done, paths[0] if paths else "")
 
 

@@ -12,6 +12,9 @@ import hashlib
 import os
 import re
 import stat
+import threading
+import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +24,9 @@ from pitools.core.errors import PitError
 
 _PERSIST_S = 60
 _ASK_S = 5.0
+_TURN_S = 2.0  # longer than a login takes; a host that is silent keeps nobody from finding that out
+_lock = threading.Lock()
+_opening: dict[Path, threading.Event] = {}
 # A connection on which nobody answers any more is found dead after 15 s.
 _ALIVE = {"serveraliveinterval": ("0", "ServerAliveInterval=5"), "serveralivecountmax": ("3", "ServerAliveCountMax=3")}
 # sun_path has room for 107; ssh binds the socket under a name of its own first, 17 longer.
@@ -44,6 +50,32 @@ def options(host: str) -> list[str]:
     if path := _socket(known):
         chosen += ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={_PERSIST_S}"]
     return [word for option in chosen for word in ("-o", option)]
+
+
+@contextlib.contextmanager
+def turn(host: str) -> Iterator[None]:
+    """Run a command to this host within: of several that begin at once, the first makes the connection for all."""
+    known = _known(host, os.environ.get("PATH", ""))
+    path = _socket(known) if known else None
+    if path is None or path.exists():
+        yield
+        return
+    with _lock:
+        ended = _opening.get(path)
+        is_first = ended is None
+        if ended is None:
+            ended = _opening[path] = threading.Event()
+    try:
+        until = time.monotonic() + _TURN_S
+        while not is_first and not path.exists() and time.monotonic() < until:
+            if ended.wait(0.02):
+                break
+        yield
+    finally:
+        if is_first:
+            with _lock:
+                del _opening[path]
+            ended.set()
 
 
 def forget(host: str) -> None:

@@ -75,7 +75,8 @@ def call(
     try:
         if reach.host:
             given_argv = ssh_argv(reach, argv, env, marked=True, options=mux.options(reach.host))
-            done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
+            with mux.turn(reach.host):
+                done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
             return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
         given = {**_conf(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]

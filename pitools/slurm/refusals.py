@@ -17,9 +17,10 @@ class Unanswered(Unreachable):
 
 
 _UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Unexpected message received|Connection refused|Connection reset by peer"
-    r"|onnection timed out|Socket timed out|[Cc]ommunication connection failure|standby mode|talking to the database|PersistInit"
-    r"|persist\w* conn|Zero Bytes|Transport endpoint|No route to host|Unable to establish controller"
+    r"Unable to contact slurm controller|Unexpected message received|Connection refused|onnection timed out"
+    r"|Connection reset by peer|Socket timed out|[Cc]ommunication connection failure|standby mode"
+    r"|talking to the database|PersistInit|persist\w* conn|Zero Bytes|Transport endpoint|No route to host"
+    r"|Unable to establish controller"
 )
 _TRY_LATER = re.compile(r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again in a bit|Slurm is busy")
 _NEVER_SENT = re.compile(
@@ -41,7 +42,7 @@ _HINTS = [
     (r"policy", "you are at a limit of your account or QOS: end a job, ask for less, or use another QOS"),
     (r"generic resource|gres", "see which GPUs there are: sinfo -o '%P %G'"),
     (r"[Pp]ermission denied|Access/permission", "only the job's owner or an operator may do this"),
-    (r"configuration source|configuration file|cannot stat", "set SLURM_CONF, or run where Slurm is configured"),
+    (r"configuration source|configuration file|cannot stat", "give --site NAME or SLURM_CONF; a site's is in its file"),
     (r"accounting.storage", "this cluster keeps no accounting; do without accounts, QOS and sacct"),
     (r"batch script", "the script must begin with a line such as #!/bin/bash"),
     (r"Unable to open file", "the path must exist on the cluster's side"),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pitools.launch import leave
+from pitools.launch import leave, near
+from pitools.site.model import Paths, Site
 
 
 @pytest.fixture
@@ -111,3 +112,22 @@ def test_all_hear_the_same_word(ticket: Path) -> None:
 
     with ThreadPoolExecutor(len(words)) as pool:
         assert len(set(pool.map(take, words))) == 1
+
+
+def test_a_folder_goes_as_a_whole(tmp_path: Path) -> None:
+    """What is forgotten is moved away before it is removed: no job finds half a folder, without the word, to run in."""
+    site = Site(name="x", paths=Paths(runs=str(tmp_path)))
+    leave.take(tmp_path / "a.1", leave.NO)
+    leave.take(tmp_path / ".b.1.gone", leave.NO)  # somebody was killed here
+    leave.take(tmp_path / "b.1", leave.NO)
+    near.forget(site, ["a.1", "b.1", "c.1"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_has_leave_is_let_go_again(tmp_path: Path) -> None:
+    """Of two jobs of one name the one that has leave runs: the ticket is not void."""
+    site = Site(name="x", paths=Paths(runs=str(tmp_path)))
+    leave.take(tmp_path / "a.1", leave.NO)
+    (tmp_path / "b.1").mkdir()
+    leave.take(tmp_path / "b.1", leave.word("7"))
+    assert [near.grant(site, name, "8") for name in ("a.1", "b.1")] == [False, True]

@@ -172,6 +172,9 @@ def test_forms_of_the_command(pit: Pit, site: str) -> None:
     first = json.loads(call("--as", "ranks", "--gpus", "4", "--tensor", "4").stdout.splitlines()[1])
     assert first["schema"] == "pit.seat/1"
     assert (first["node"], first["local_rank"], first["tensor"], first["data"]) == ("n1", 1, 1, 0)
+    assert call("-H", "--as", "ranks").returncode == 2
+    strange = pit("topology", "order", "x1,n2", "--site", "wired", "-H", PIT_SITE_PATH=site)
+    assert (strange.stdout, "1 of 2 nodes are not in the topology" in strange.stderr) == ("n2,x1\n", True)
     refused = call("--as", "jax", "--gpus", "4", "--tensor", "3")
     assert refused.returncode == 2
     assert "do not fit" in refused.stderr

@@ -38,12 +38,12 @@ def decide(
     queued = sorted(
         (ticket for ticket in tickets if ticket.pool in column), key=lambda t: (t.placed_s, t.job_id, t.pool)
     )
-    units = {
-        (job_id, option.pool): option.units
+    asked = {
+        (job_id, option.pool): (float(option.units), option.limit_s)
         for job_id in {ticket.job_id for ticket in tickets} & ours.keys()
         for option in ours[job_id].options
     }
-    rooms.queued([(column[t.pool], units.get((t.job_id, t.pool), 0)) for t in queued])
+    rooms.queued([(column[t.pool], *asked.get((t.job_id, t.pool), (0.0, 0.0))) for t in queued])
     back = moves(now_s, ours, rooms, queued, policy)
     bound = {ticket.job_id for ticket in tickets}
     unbound = [job for job in jobs if job.job_id not in bound]
@@ -107,7 +107,7 @@ class _Placing:
     def _reserve(self, row: int) -> None:
         """Keep a pool from filling up before a job that would run there."""
         bare = [pool for pool, waiting in enumerate(self.rooms.waiting) if not waiting]
-        bare = [pool for pool in bare if self.rooms.shadow_s[pool] == inf]
+        bare = [p for p in bare if self.rooms.shadow_s[p] == inf and self.rooms.is_open(p, self._asks(row, p)[2])]
         found = [pool for pool in self._sorted(row) if pool in bare]
         if found:
             self.rooms.reserve(found[0], float(self.line.table.units[row, found[0]]))
@@ -119,7 +119,7 @@ class _Placing:
         found = [p for p in self._sorted(row) if self.rooms.waiting[p] < self.rooms.pools[p].tickets]
         for pool in self._near(row, found):
             self._place(row, pool, "it is old: waits there for its turn")
-            self.rooms.queued([(pool, float(self.line.table.units[row, pool]))])
+            self.rooms.queued([self._asks(row, pool)])
             self._refresh(pool)
         return bool(found)
 
@@ -132,14 +132,13 @@ class _Placing:
                 for p in self._sorted(row)
                 if self.line.will[row, p]
                 and self.rooms.waiting[p] < self.rooms.pools[p].tickets
-                and self.rooms.start_s(p, self.line.table.units[row, p : p + 1])[0] - self.rooms.now_s
-                <= self.policy.lead_s
+                and self._start_s(row, p) - self.rooms.now_s <= self.policy.lead_s
             ]
             if job.job_id in placed or not found:
                 continue
             for pool in self._near(row, found):
                 self._place(row, pool, "next there")
-                self.rooms.queued([(pool, float(self.line.table.units[row, pool]))])
+                self.rooms.queued([self._asks(row, pool)])
             if all(waiting >= pool.tickets for waiting, pool in zip(self.rooms.waiting, self.rooms.pools, strict=True)):
                 break
 
@@ -159,8 +158,20 @@ class _Placing:
         return self.rooms.now_s + (table.limit_s if self.rooms.waiting[pool] else table.run_s)[:, pool]
 
     def _refresh(self, pool: int) -> None:
-        admitted = self.rooms.admits(pool, self.line.table.units[:, pool], self._end_s(pool))
-        self.fits[:, pool] = self.line.will[:, pool] & admitted
+        import numpy as np
+
+        table, now_s = self.line.table, self.rooms.now_s
+        admitted = self.rooms.admits(pool, table.units[:, pool], self._end_s(pool))
+        open_ = self.rooms.opens_s(pool, np.full(len(self.jobs), now_s), table.limit_s[:, pool]) == now_s
+        self.fits[:, pool] = self.line.will[:, pool] & admitted & open_
+
+    def _asks(self, row: int, pool: int) -> tuple[int, float, float]:
+        return pool, float(self.line.table.units[row, pool]), float(self.line.table.limit_s[row, pool])
+
+    def _start_s(self, row: int, pool: int) -> float:
+        table = self.line.table
+        found = self.rooms.start_s(pool, table.units[row, pool : pool + 1], table.limit_s[row, pool : pool + 1])
+        return float(found[0])
 
     def _place(self, row: int, pool: int, why: str) -> None:
         job = self.jobs[int(self.line.index[row])]

@@ -30,13 +30,20 @@ def moves(
             continue
         options = {option.pool: option for option in job.options if option.pool in column}
         here = options.pop(ticket.pool, None)
-        if not here or rooms.shadow_s[column[ticket.pool]] == inf:
+        if not here:
+            continue
+        at = column[ticket.pool]
+        opens_s = float(rooms.opens_s(at, np.array([now_s]), np.array([here.limit_s]))[0])
+        if rooms.shadow_s[at] == inf and opens_s == now_s:
             continue  # nothing waits there that does not fit: it is about to start
-        stays_s = rooms.shadow_s[column[ticket.pool]] - now_s + here.run_s
+        waits_until_s = opens_s if rooms.shadow_s[at] == inf else max(opens_s, float(rooms.shadow_s[at]))
+        stays_s = waits_until_s - now_s + here.run_s
         for option in sorted(options.values(), key=lambda option: (_takes_s(option), option.pool)):
             units, end_s = np.array([option.units]), np.array([now_s + option.limit_s])
             gain_s = stays_s - _takes_s(option) - policy.move_s
-            if gain_s > policy.hysteresis * policy.move_s and rooms.admits(column[option.pool], units, end_s)[0]:
+            opens = rooms.is_open(column[option.pool], option.limit_s)
+            can = opens and rooms.admits(column[option.pool], units, end_s)[0]
+            if can and gain_s > policy.hysteresis * policy.move_s:
                 why = f"{option.pool} could start it now and end it {gain_s / 60:.0f} min earlier"
                 found.append(Withdraw(job_id=ticket.job_id, pool=ticket.pool, why=why))
                 rooms.take(column[option.pool], option.units, float(end_s[0]))

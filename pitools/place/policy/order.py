@@ -47,7 +47,8 @@ def line(now_s: float, jobs: Sequence[Job], table: Table, rooms: Rooms, policy: 
     table = Table(*(column[index] for column in table))
     run, takes, old, share_s = run[index], takes[index], old[index], share_s[index]
     ahead = (np.cumsum(share_s) - share_s) * policy.queueing
-    wait = np.column_stack([rooms.start_s(pool, table.units[:, pool]) for pool in range(len(rooms.names))]) - now_s
+    starts = [rooms.start_s(pool, table.units[:, pool], table.limit_s[:, pool]) for pool in range(len(rooms.names))]
+    wait = np.column_stack(starts) - now_s
     # What waits is staged meanwhile.
     ends = np.where(wait > 0, np.maximum(np.maximum(wait, ahead[:, None]), table.stage_s) + run, takes)
     will = (takes <= policy.patience * ends.min(axis=1)[:, None]) | old[:, None]

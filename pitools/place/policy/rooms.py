@@ -52,14 +52,25 @@ class Rooms:
         back = np.maximum(np.cumsum(back) - pool.waiting, 0.0)
         return np.concatenate([[self.now_s], ends, [inf]]), np.concatenate([[0.0], back])
 
-    def start_s(self, pool: int, units: Array) -> Array:
+    def start_s(self, pool: int, units: Array, limit_s: Array) -> Array:
         """The expected moment, if nothing else came, at which a pool has so many units, beside what is reserved."""
         import numpy as np
 
         asked = units + np.where(units > self.spare[pool], self.claim[pool], 0.0)
         at = np.searchsorted(self._back[pool] + self.free[pool], asked)
-        found: Array = self._ends[pool][at]
-        return found
+        return self.opens_s(pool, self._ends[pool][at], limit_s)
+
+    def opens_s(self, pool: int, start_s: Array, limit_s: Array) -> Array:
+        """The first moments from start_s on at which jobs of these limits do not reach into a closed window."""
+        import numpy as np
+
+        for from_s, to_s in sorted(self.pools[pool].closed):
+            start_s = np.where((start_s < to_s) & (start_s + limit_s > from_s), to_s, start_s)
+        return start_s
+
+    def is_open(self, pool: int, limit_s: float) -> bool:
+        """Whether a job of this limit may start there now."""
+        return all(self.now_s >= to_s or self.now_s + limit_s <= from_s for from_s, to_s in self.pools[pool].closed)
 
     def admits(self, pool: int, units: Array, end_s: Array) -> Any:
         """Which of these could start there now and not delay what is reserved, if they end as expected."""
@@ -78,16 +89,17 @@ class Rooms:
         """The pool's next free units are for this one."""
         import numpy as np
 
-        at = float(self.start_s(pool, np.array([units]))[0])
+        at = float(self.start_s(pool, np.array([units]), np.zeros(1))[0])
         given = int(np.searchsorted(self._ends[pool][:-1], at, side="right")) - 1
         self.shadow_s[pool], self.claim[pool] = at, units
         self.spare[pool] = self.free[pool] + self._back[pool][given] - units
 
-    def queued(self, asked: Sequence[tuple[int, float]]) -> None:
-        """Our tickets that wait, (pool, units), oldest first: what fits is about to start, the first other reserves."""
-        for pool, units in asked:
+    def queued(self, asked: Sequence[tuple[int, float, float]]) -> None:
+        """Our tickets that wait, (pool, units, limit), oldest first: what fits is about to start, the first other
+        reserves. What must wait for a window to be over holds no room until then."""
+        for pool, units, limit_s in asked:
             self.waiting[pool] += 1
-            if self.shadow_s[pool] < inf:
+            if self.shadow_s[pool] < inf or not self.is_open(pool, limit_s):
                 continue
             if units <= self.free[pool]:
                 self.free[pool] -= units

@@ -12,12 +12,14 @@ from typing import NamedTuple
 from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.launch import leave
-from pitools.launch.seen import ABSENT, Seen
+from pitools.launch.seen import ABSENT, FORGOTTEN, Seen
 from pitools.place.queue import folder as queue
+from pitools.place.queue import waits
 from pitools.place.queue.journal import Entry, Job, Ticket, What, append
 
-# How long a job that had leave may be unknown to a slurmctld that answers, before it counts as ended by it.
-ORPHAN_S = 60.0
+# How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
+# by the former: it asks its nodes every SlurmdTimeout / 3, 100 s by default, and ends what it does not know there.
+ORPHAN_S = 120.0
 
 
 class Board:
@@ -29,16 +31,30 @@ class Board:
         found, self.broken = queue.jobs(place)
         self.jobs: dict[str, Job] = {job.job_id: job for job in found}
 
-    def note(self, job: Job, what: What, n: int = 0, *, why: str = "", pool: str = "", gate: bool = False,
-             slurm_id: str = "", state: str = "", exit_code: int | None = None) -> Job:  # fmt: skip
-        """Write an entry; returns the job as it then is."""
+    def note(self, job: Job, what: What, n: int = 0, *, why: str = "", pool: str = "", slurm_id: str = "",
+             state: str = "", exit_code: int | None = None, began: str = "") -> Job:  # fmt: skip
+        """Write an entry; returns the job as it then is. began: when its ticket started, if Slurm said."""
         entry = Entry(
-            t=clock.now(), what=what, n=n, why=why, pool=pool, gate=gate, slurm_id=slurm_id, state=state,
-            exit_code=exit_code,
+            t=clock.now(), what=what, n=n, why=why, pool=pool, slurm_id=slurm_id, state=state, exit_code=exit_code
         )  # fmt: skip
         with self._lock:
-            after = self.jobs[job.job_id] = append(self.jobs[job.job_id], entry)
+            before = self.jobs[job.job_id]
+            if ticket := next((one for one in before.tickets if one.n == n), None):
+                waits.note(ticket, what, began, is_cancelled=state == "CANCELLED")
+            after = self.jobs[job.job_id] = append(before, entry)
         return after
+
+    def intend(self, job_id: str, pool: str, why: str) -> tuple[Job, Ticket]:
+        """Write down a ticket that is about to be submitted, with a number of its own.
+
+        Two sites may be given tickets of one job at once: only one of them can go without a gate.
+        """
+        with self._lock:
+            job = self.jobs[job_id]
+            n, gate = len(job.tickets) + 1, bool(job.live)
+            entry = Entry(t=clock.now(), what="submit", n=n, pool=pool, gate=gate, why=why)
+            job = self.jobs[job_id] = append(job, entry)
+        return job, job.tickets[-1]
 
     def tickets(self, site: str) -> Iterator[tuple[Job, Ticket]]:
         """The tickets at a site that are not done with, each with its job."""
@@ -76,8 +92,10 @@ class Due(NamedTuple):
 def settle(board: Board, site: str, asked: str, seen: dict[str, Seen]) -> Due:
     """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there."""
     due = Due([], [], [], [], [])
+    now = clock.now()
     for job, ticket in board.tickets(site):
-        if ticket.placed < asked:  # of one that was placed meanwhile the answer knows nothing
+        # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
+        if not asked <= ticket.placed <= now:
             _settle(board, job, ticket, seen.get(ticket.name, Seen(ABSENT)), due)
     return due
 
@@ -89,7 +107,7 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
     if ticket.state == "void":
         if not is_known or seen.is_over:
             board.note(job, "swept", ticket.n)
-            due.gone.append(ticket.name)
+            due.gone.extend([] if may_run else [ticket.name])  # what one left that ran all the same is not ours to end
         else:
             due.end.append(seen.job_id)
     elif ticket.state == "over":
@@ -98,7 +116,9 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
         due.take.append((job, ticket))
     elif may_run and seen.is_over:
         code = 0 if seen.state == "COMPLETED" else seen.exit_code
-        job = board.note(job, "ended", ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id)
+        job = board.note(
+            job, "ended", ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id, began=_began(seen)
+        )
         due.fetch.append((job, ticket))
     elif seen.state == "CANCELLED" and not seen.leave and ticket.state == "waiting":
         why = f"somebody cancelled it at {ticket.site}"
@@ -109,10 +129,12 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
         due.take.append((job, ticket))
     elif is_known:
         _advance(board, job, ticket, seen, due)
-    elif not ticket.unknown:
-        board.note(job, "unknown", ticket.n, slurm_id=seen.job_id, why=f"it ran, and {ticket.site} does not know it")
-    elif _age_s(ticket.unknown) > ORPHAN_S:
-        # slurmctld came back without its latest jobs, and has ended what nodes still ran of them.
+    elif not ticket.unknown or ticket.doubt != seen.state:
+        why = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
+        board.note(job, "unknown", ticket.n, slurm_id=seen.job_id, state=seen.state, why=why)
+    elif seen.state == FORGOTTEN and _age_s(ticket.unknown) > ORPHAN_S:
+        # slurmctld came back without its latest jobs, and has ended what nodes still ran of them. Without accounting it
+        # may as well have run to its end, and nobody remembers: then it is for people to say.
         board.note(job, "void", ticket.n, why=f"{ticket.site} forgot it while it ran")
 
 
@@ -122,12 +144,16 @@ def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> No
         job = board.note(job, "submitted", ticket.n, slurm_id=seen.job_id)
     if ticket.gate and leave.may_run(seen.leave):
         if ticket.state != "granted" or ticket.unknown:
-            board.note(job, "granted", ticket.n, slurm_id=seen.job_id)
+            board.note(job, "granted", ticket.n, slurm_id=seen.job_id, began=_began(seen))
     elif ticket.state == "granted":
         if not seen.leave and seen.state != "PENDING":
             due.grant.append((job, ticket))
     elif (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or leave.may_run(seen.leave)):
-        board.note(job, "started", ticket.n, slurm_id=seen.job_id)
+        board.note(job, "started", ticket.n, slurm_id=seen.job_id, began=_began(seen))
+
+
+def _began(seen: Seen) -> str:
+    return seen.job.start if seen.job else ""
 
 
 def _age_s(moment: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from pitools.launch.seen import Seen
 from pitools.place import model
 from pitools.place.queue import moves
 from pitools.place.queue.board import Board
+from pitools.place.queue.expect import Expectations
 from pitools.place.queue.journal import Job
 from pitools.place.queue.offers import Offers, plan
 from pitools.place.sites import fresh, pools
@@ -47,6 +49,12 @@ class World(NamedTuple):
     answered: dict[str, tuple[Site, Snapshot]]
     pools: dict[str, model.Pool]
 
+    def speed(self, pool: str) -> float:
+        """How fast a pool's nodes are; 1.0 where its site is silent."""
+        site, _, partition = pool.partition("/")
+        known = self.answered[site][0].partitions.get(partition) if site in self.answered else None
+        return known.speed if known else 1.0
+
 
 class Wanted(NamedTuple):
     """What was decided."""
@@ -65,8 +73,9 @@ class Decider:
 
     plan = staticmethod(plan)
 
-    def __init__(self, decide: Decide, lead_s: float) -> None:
+    def __init__(self, decide: Decide, lead_s: float, place: Path) -> None:
         self._decide, self._lead_s, self._offers = decide, lead_s, Offers()
+        self._expected = Expectations(place)
 
     def see(self, board: Board, sites: Mapping[str, Site], looks: Mapping[str, Said]) -> World:
         """The pools of the sites that answered, our own jobs in them as they are now."""
@@ -78,7 +87,12 @@ class Decider:
             for pool in pools.pools(fresh.fresh(snapshot, looks[name].seen), names | looks[name].seen.keys(), site)
         }
         self._offers.begin()
+        self._expected.learn(World(answered, found).speed)
         return World(answered, found)
+
+    def options(self, job: Job, world: World) -> tuple[model.Option, ...]:
+        """What the job could have at the sites that answered."""
+        return self._offers.of(job, world.answered)
 
     def moves(self, board: Board, world: World) -> list[model.Withdraw]:
         """Short jobs that wait in one queue, while nobody waits for the room in another: they are decided upon anew."""
@@ -99,9 +113,7 @@ class Decider:
 
     def _open(self, board: Board, world: World) -> tuple[dict[str, model.Job], list[model.Ticket]]:
         """The jobs that may still be put somewhere, and their tickets."""
-        known = {
-            job.job_id: one for job in board.jobs.values() if is_open(job) and (one := self._job(job, world.answered))
-        }
+        known = {job.job_id: one for job in board.jobs.values() if is_open(job) and (one := self._job(job, world))}
         tickets = [
             model.Ticket(job_id=job_id, pool=ticket.pool, placed_s=seconds(ticket.placed))
             for job_id in known
@@ -109,13 +121,16 @@ class Decider:
         ]
         return known, tickets
 
-    def _job(self, job: Job, answered: Mapping[str, tuple[Site, Snapshot]]) -> model.Job | None:
+    def _job(self, job: Job, world: World) -> model.Job | None:
         now_s = time.time()
         avoided = {entry.pool for entry in job.refusals if now_s - seconds(entry.t) < REFUSED_S}
         avoided |= {ticket.pool for ticket in job.tickets if ticket.voided and now_s - seconds(ticket.voided) < VOID_S}
         kept = {ticket.pool for ticket in job.live}
-        options = self._offers.of(job, answered)
-        options = tuple(option for option in options if option.pool in kept or option.pool not in avoided)
+        options = tuple(
+            self._expected.of(job.asked, option, world.speed)
+            for option in self._offers.of(job, world.answered)
+            if option.pool in kept or option.pool not in avoided
+        )
         if not options or not kept <= {option.pool for option in options}:
             return None  # nowhere to go, or in the queue of a site that is silent: nothing is to be decided
         return model.Job(

@@ -7,7 +7,7 @@
         job.json                pit.queued/1: what was asked for; it never changes
         journal.jsonl           pit.place-entry/1: what was decided and what was seen, oldest first
         cancel                  somebody wants it withdrawn
-        lost.<site>             somebody answers for it that its ticket there will not run
+        lost.<n>                somebody answers for it that its ticket of this number will not run
     done/<job-id>/              the same, once the job is over
 
 What a job is now follows from its journal alone (journal.py), which only the tick writes.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ def add(place: Path, asked: Sequence[Queued]) -> list[Job]:
             os.rename(_building(job.path), job.path)
         sync_dir(place / "jobs")
     except OSError as error:
+        for job in made:
+            shutil.rmtree(_building(job.path), ignore_errors=True)
         raise os_error(error, place) from error
     return made
 
@@ -83,6 +86,8 @@ def jobs(place: Path, *, done: bool = False) -> tuple[list[Job], list[DataError]
                 found.append(job)
         except DataError as error:  # one broken folder must not stop the others
             broken.append(error)
+        except OSError as error:
+            broken.append(DataError(error.strerror or str(error), where=str(error.filename or path)))
     return sorted(found, key=lambda job: (job.asked.submitted, job.job_id)), broken
 
 
@@ -102,7 +107,7 @@ def _read(path: Path) -> Job | None:
         return None
     if asked.job_id != path.name:
         raise DataError(f'job_id = "{asked.job_id}" is not the folder\'s name', where=str(path))
-    lost = frozenset(mark.name.removeprefix("lost.") for mark in path.glob("lost.*"))
+    lost = frozenset(int(n) for mark in path.glob("lost.*") if (n := mark.name.removeprefix("lost.")).isdecimal())
     job = Job(asked=asked, path=path, is_cancelled=(path / "cancel").exists(), lost=lost)
     return fold(job, read_journal(path / "journal.jsonl"))
 
@@ -116,7 +121,7 @@ def close(place: Path, job: Job) -> None:
 
 
 def mark(job: Job, name: str) -> None:
-    """Leave a mark for the next tick: `cancel`, or `lost.<site>`. Raises UsageError for a job that is over."""
+    """Leave a mark for the next tick: `cancel`, or `lost.<n>`. Raises UsageError for a job that is over."""
     try:
         (job.path / name).touch(mode=0o600)
     except FileNotFoundError as error:

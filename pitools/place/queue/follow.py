@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _SHOWN = 20
+_WIDE = 100
 _OTHER_S = 0.5  # how soon it is looked again while another tick is at work
 
 
@@ -74,18 +76,21 @@ def picture(ticked: view.Ticked, latest: list[str]) -> Group:
 
     from pitools.core.output import cell
 
+    is_wide = shutil.get_terminal_size().columns >= _WIDE
+    at_sites = view.SITE_COLUMNS if is_wide else ("site", "state", "free", "why")
+    of_jobs = ("job_id", "state", "pool", "slurm_id", "why") if is_wide else ("job_id", "state", "pool")
     table = Table(title=f"sites, {ticked.sites.t}", title_justify="left")
-    for name in view.SITE_COLUMNS:
-        table.add_column(name.replace("_", " "))
+    for name in at_sites:
+        table.add_column(name.replace("_", " "), no_wrap=True)
     for row in ticked.sites.sites:
-        table.add_row(*(cell(getattr(row, name)) for name in view.SITE_COLUMNS), style="red" if row.why else None)
+        table.add_row(*(cell(getattr(row, name)) for name in at_sites), style="red" if row.why else None)
     counts = Counter(row.state for row in ticked.jobs)
     states = "  ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "no jobs"
     jobs = Table(title=states, title_justify="left")
-    for name in ("job_id", "state", "pool", "slurm_id", "why"):
-        jobs.add_column(name.replace("_", " "))
+    for name in of_jobs:
+        jobs.add_column(name.replace("_", " "), no_wrap=True)
     for job in ticked.jobs[:_SHOWN]:
-        jobs.add_row(*(cell(getattr(job, name)) for name in ("job_id", "state", "pool", "slurm_id", "why")))
+        jobs.add_row(*(cell(getattr(job, name)) for name in of_jobs))
     return Group(table, jobs, "\n".join(latest[-10:]))
 
 

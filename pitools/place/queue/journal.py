@@ -6,6 +6,7 @@ name in Slurm and its run's folder): whoever finds an intent with no outcome loo
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     state: intended (sent, no answer known), waiting, started (gated: at its gate), granted (chosen to run), taken
     (being taken back), void (will never run, since `voided`), over (has run). is_swept: nothing is left to do about it.
-    unknown: since when it runs, or ran, and Slurm does not know it.
+    unknown: since when it runs, or ran, and Slurm does not know it, and in which way (`doubt`, see launch/seen.py).
     """
 
     n: int
@@ -72,6 +73,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     slurm_id: str = ""
     voided: str = ""
     unknown: str = ""
+    doubt: str = ""
     is_swept: bool = False
     why: str = ""
 
@@ -98,7 +100,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job of the queue with all that its journal says.
 
     end: the entry that ended it. refusals: what sites would not take. is_cancelled: somebody wants it withdrawn. lost:
-    sites whose ticket somebody answers for: it will not run.
+    tickets, by number, that somebody answers for: they will not run.
     """
 
     asked: Queued
@@ -108,7 +110,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     end: Entry | None = None
     refusals: tuple[Entry, ...] = ()
     is_cancelled: bool = False
-    lost: frozenset[str] = frozenset()
+    lost: frozenset[int] = frozenset()
 
     @property
     def job_id(self) -> str:
@@ -147,7 +149,9 @@ def append(job: Job, entry: Entry) -> Job:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 os.ftruncate(descriptor, path.read_bytes().rfind(b"\n") + 1)
-            os.write(descriptor, msgspec.json.encode(entry) + b"\n")
+            line = msgspec.json.encode(entry) + b"\n"
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             if entry.what in _DURABLE:
                 os.fsync(descriptor)
         finally:
@@ -190,7 +194,7 @@ def _ticket(ticket: Ticket, entry: Entry) -> Ticket:
         case "started":
             changes |= {"state": "started", "unknown": ""}
         case "unknown":
-            changes["unknown"] = entry.t
+            changes |= {"unknown": entry.t, "doubt": entry.state}
         case "grant" | "granted":
             changes |= {"state": "granted", "unknown": ""}
         case "withdraw":

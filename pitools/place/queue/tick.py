@@ -7,7 +7,7 @@ A site that is silent, or refuses, stops nothing at the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from pitools.place.queue import deciding, tickets, view
 from pitools.place.queue import folder as queue
 from pitools.place.queue.board import Board, Due, settle
 from pitools.place.queue.journal import Job, Ticket
+from pitools.place.queue.waits import Foretelling
 from pitools.place.sites.asking import Answer, Asking
 from pitools.place.sites.snapshot import Snapshot
 from pitools.place.sites.snapshot import read as read_snapshot
@@ -50,7 +51,7 @@ class Ticker:
                  lead_s: float = 300.0, act_s: float = 60.0) -> None:  # fmt: skip
         self.place, self.timeout_s, self.max_age_s, self.act_s = place, timeout_s, max_age_s, act_s
         self._asking: Asking[Look] = Asking()
-        self._decider = deciding.Decider(decide, lead_s)
+        self._decider = deciding.Decider(decide, lead_s, place)
         self._users: dict[str, str] = {}
 
     def tick(self) -> view.Ticked | None:
@@ -70,8 +71,8 @@ class Ticker:
         self._take_back(board, sites, due, faults)
         self._grant(board, sites, due, faults)
         world = self._decider.see(board, sites, {name: look for name, look in looks.items() if name not in faults})
-        self._do(board, sites, deciding.Wanted([], self._decider.moves(board, world)), faults)
-        self._do(board, sites, self._decider.decide(board, world), faults)
+        self._do(board, sites, world, deciding.Wanted([], self._decider.moves(board, world)), faults)
+        self._do(board, sites, world, self._decider.decide(board, world), faults)
         _cancelled(board)
         board.put_away()
         return view.write(self.place, board, asked, world.pools, faults)
@@ -91,12 +92,12 @@ class Ticker:
                     faults[name] = error
         return sites, faults
 
-    def _question(self, board: Board, site: Site) -> Callable[[], Look]:
+    def _question(self, board: Board, site: Site) -> Callable[[float], Look]:
         names = [ticket.name for _, ticket in board.tickets(site.name)]
         waiting = any(deciding.is_open(job) and site.name in job.asked.sites for job in board.jobs.values())
 
-        def look() -> Look:
-            snapshot = read_snapshot(site, max_age_s=self.max_age_s) if waiting else None
+        def look(left_s: float) -> Look:
+            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=self.max_age_s) if waiting else None
             return Look(tickets.hands(site).state(site, names) if names else {}, snapshot)
 
         return look
@@ -118,8 +119,7 @@ class Ticker:
     ) -> None:
         """Take back what its site asked for, what lost, and what nobody wants any more; end what is in the way."""
         since = {row.site: row.since for row in view.sites(self.place).sites if row.site in faults}
-        for name in faults:
-            _give_up_lost(board, name)
+        _give_up_lost(board, faults)
         take = {name: list(one.take) for name, one in due.items()}
         ends = {name: list(one.end) for name, one in due.items()}
         known = {(job.job_id, ticket.n) for pairs in take.values() for job, ticket in pairs}
@@ -153,12 +153,16 @@ class Ticker:
         _each([name for name, some in chosen.items() if some], act, faults)
 
     def _do(
-        self, board: Board, sites: Mapping[str, Site], wanted: deciding.Wanted, faults: dict[str, PitError]
-    ) -> None:
+        self, board: Board, sites: Mapping[str, Site], world: deciding.World, wanted: deciding.Wanted,
+        faults: dict[str, PitError],
+    ) -> None:  # fmt: skip
         """Carry out the decisions."""
         deadline = time.monotonic() + self.act_s
         places = _by_site(wanted.places)
         back = _by_site(wanted.withdrawals)
+        told = Foretelling(world.pools, lambda job_id: self._decider.options(board.jobs[job_id], world))
+        if places:
+            told.waiting(list(board.jobs.values()))
 
         def act(name: str) -> None:
             pairs = [
@@ -169,7 +173,8 @@ class Ticker:
                 if ticket.pool == one.pool and not ticket.is_running
             ]
             tickets.take_back(board, sites[name], pairs)
-            tickets.place(board, sites[name], places.get(name, ()), self._decider.plan, deadline=deadline)
+            tickets.place(board, sites[name], places.get(name, ()), self._decider.plan, deadline=deadline,
+                          placed=told.placed)  # fmt: skip
 
         _each([name for name in places.keys() | back.keys() if name not in faults], act, faults)
 
@@ -203,11 +208,12 @@ def _winner(job: Job) -> Ticket | None:
     return next((ticket for ticket in job.live if ticket.state == "started"), None)
 
 
-def _give_up_lost(board: Board, site: str) -> None:
-    """Believe who answers for it that a ticket of a silent site will not run."""
-    for job, ticket in list(board.tickets(site)):
-        if site in job.lost and ticket.is_live:
-            board.note(job, "void", ticket.n, why=f"given up as lost with {site}")
+def _give_up_lost(board: Board, silent: Collection[str]) -> None:
+    """Believe who answers for it that a ticket of which its site says nothing will not run."""
+    for job in list(board.jobs.values()):
+        for ticket in job.live:
+            if ticket.n in job.lost and (ticket.site in silent or ticket.unknown):
+                board.note(job, "void", ticket.n, why=f"given up as lost at {ticket.site}")
 
 
 def _cancelled(board: Board) -> None:

@@ -16,6 +16,7 @@ from pitools.launch import far, near
 from pitools.launch.plan import Plan
 from pitools.launch.seen import Seen
 from pitools.place.model import Place
+from pitools.place.queue import waits
 from pitools.place.queue.board import Board
 from pitools.place.queue.journal import Job, Ticket
 from pitools.run.folder import JobRef
@@ -91,8 +92,14 @@ def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
         board.note(job, "void", ticket.n, why="it had waited too long for leave")
 
 
-def place(board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *, deadline: float) -> None:
-    """Submit what was decided, in its order, until MOST or the deadline (time.monotonic). Raises Unreachable."""
+def place(
+    board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *, deadline: float,
+    placed: Callable[[Place, str], None],
+) -> None:  # fmt: skip
+    """Submit what was decided, in its order, until MOST or the deadline (time.monotonic). Raises Unreachable.
+
+    placed: is told of each that is in the queue, and its ticket's name.
+    """
     for decision in decisions[:MOST]:
         if time.monotonic() > deadline:
             return
@@ -103,24 +110,26 @@ def place(board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *
         except (ConfigError, DataError, UsageError) as error:
             board.note(job, "refused", pool=decision.pool, why=str(error))
             continue
-        _submit(board, site, job, decision, planned)
+        if name := _submit(board, site, job, decision, planned):
+            placed(decision, name)
 
 
-def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> None:
-    n = len(job.tickets) + 1
-    gate = bool(job.live)
-    job = board.note(job, "submit", n, pool=decision.pool, gate=gate, why=decision.why)
-    ticket = job.tickets[-1]
+def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> str:
+    """The name of the ticket; "" where it was refused."""
+    job, ticket = board.intend(job.job_id, decision.pool, decision.why)
     try:
-        ref = hands(site).submit(plan, site, name=ticket.name, gate=gate)
+        ref = hands(site).submit(plan, site, name=ticket.name, gate=ticket.gate)
     except Unanswered:
         raise
     except PitError as error:
         # Slurm says that it has not got it. Should that be wrong, the job finds that it has no leave.
         hands(site).take_back(site, [ticket.name])
         is_refused = isinstance(error, ClusterError)
-        board.note(job, "refused" if is_refused else "void", n, pool=decision.pool, why=str(error))
+        board.note(job, "refused" if is_refused else "void", ticket.n, pool=decision.pool, why=str(error))
         if not is_refused:
             raise
-        return
-    board.note(job, "submitted", n, slurm_id=ref.job_id)
+        return ""
+    board.note(job, "submitted", ticket.n, slurm_id=ref.job_id)
+    if isinstance(ref, far.Sent) and ref.data_bytes:
+        waits.moved(site.name, ref.data_bytes, ref.data_s)
+    return ticket.name

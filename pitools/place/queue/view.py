@@ -17,7 +17,7 @@ from pitools.place.queue.board import Board
 from pitools.place.queue.journal import Job, Ticket
 from pitools.run import folder
 
-JOB_COLUMNS = ("job_id", "state", "pool", "slurm_id", "tickets", "owner", "tier", "submitted", "why")
+JOB_COLUMNS = ("job_id", "state", "pool", "run", "why")
 SITE_COLUMNS = ("site", "state", "units", "free", "waiting", "ours_running", "ours_waiting", "why")
 
 
@@ -48,7 +48,8 @@ class Sites(Record, frozen=True, kw_only=True, tag="pit.place-sites/1"):
 class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
     """One job of the queue. state: queued, ticketed, in-doubt, running, done, failed or withdrawn.
 
-    pool: where it runs, or where its first ticket waits. slurm_id: there. exit_code: of one that ended.
+    pool: where it runs, or where its first ticket waits. run, slurm_id: what it is called there. exit_code: of one that
+    ended.
     """
 
     job_id: str
@@ -61,6 +62,7 @@ class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
     submitted: str
     why: str
     exit_code: int | None = None
+    run: str = ""
 
 
 class Ticked(NamedTuple):
@@ -82,7 +84,7 @@ def write(
     """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark."""
     before = {row.site: row for row in sites(place).sites}
     names = {job_site for job in board.jobs.values() for job_site in job.asked.sites}
-    names |= {ticket.site for job in board.jobs.values() for ticket in job.live} | before.keys()
+    names |= {ticket.site for job in board.jobs.values() for ticket in job.live}
     running, waiting = _ours(board)
     rows = []
     for name in sorted(names):
@@ -115,28 +117,37 @@ def row_of(job: Job, seen: Sites) -> JobRow:
     ticket = next((one for one in job.tickets if one.is_running or one.state == "over"), None)
     ticket = ticket or next(iter(job.live), None)
     dark = {row.site: row for row in seen.sites if row.state == "dark"}
-    doubtful = [one for one in job.live if one.site in dark]
+    doubtful = [one for one in job.live if one.site in dark or one.unknown]
     state: str = job.state
     if doubtful and not job.is_over and (state != "running" or doubtful[0].is_running):
         state = "in-doubt"
     return JobRow(
         job_id=job.job_id, state=state, pool=ticket.pool if ticket else "", slurm_id=ticket.slurm_id if ticket else "",
         tickets=len(job.live), owner=job.asked.owner, tier=job.asked.tier, submitted=job.asked.submitted,
-        why=_why(job, ticket, doubtful, dark), exit_code=job.end.exit_code if job.end else None,
+        why=_why(job, ticket, doubtful, seen), exit_code=job.end.exit_code if job.end else None,
+        run=ticket.name if ticket else "",
     )  # fmt: skip
 
 
-def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], dark: Mapping[str, SiteRow]) -> str:
+def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -> str:
+    dark = {row.site: row for row in seen.sites if row.state == "dark"}
     if job.end:
-        return job.end.why or ("" if job.state == "done" else job.end.state.lower())
+        said = job.end.why or ("" if job.state == "done" else job.end.state.lower())
+        if job.state == "failed" and ticket:
+            said = f"{said}, exit code {job.end.exit_code}: pit launch logs {ticket.name} --site {ticket.site}"
+        return said
     if doubtful:
         site = doubtful[0].site
+        if site not in dark:
+            return doubtful[0].why
         what = "runs" if doubtful[0].is_running else "may start or have started"
         return f"{what} at {site}, which is silent since {dark[site].since}: it waits for the answer"
     if job.is_cancelled:
         return "being withdrawn"
     if ticket:
         return ticket.why
+    if seen.t < job.asked.submitted:
+        return "nobody has looked at it yet: pit place tick, or watch"
     if dark.keys() >= set(job.asked.sites):
         return "every site that it may use is silent"
     return (

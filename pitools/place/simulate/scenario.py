@@ -103,7 +103,7 @@ def read(path: Path) -> Scenario:
             pools=tuple(_pool(name, table, path) for name, table in file.pools.items()),
         )  # fmt: skip
     except (UsageError, ValueError) as error:
-        raise ConfigError(str(error), where=str(path)) from error
+        raise ConfigError(str(error), where=str(path), hint=getattr(error, "hint", "")) from error
     return checked(made, str(path))
 
 

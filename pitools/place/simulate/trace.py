@@ -51,7 +51,8 @@ def read(path: Path, *, skip_bad: bool = False) -> Trace:
     except (ValueError, csv.Error, RecursionError) as error:  # not a row: the file itself
         raise DataError(str(error), where=str(path), hint="fetch it again") from error
     if not found:
-        raise DataError("no job that ran", where=str(path), hint="a trace is one job a row; see pit place simulate -h")
+        hint = "a trace is one job a row; see pit place simulate -h"
+        raise DataError("no job that ran and held a GPU", where=str(path), hint=hint)
     return _columns(path.name.partition(".")[0], found, skipped, idle)
 
 

@@ -71,7 +71,13 @@ class View:
             if opens_s > now_s and free:
                 running, free = sorted([*running, (opens_s, free)]), 0
             found[pool.pool] = Pool(
-                pool=pool.pool, units=pool.gpus, free=free, running=running, tickets=pool.tickets, is_dark=dark
+                pool=pool.pool,
+                units=pool.gpus,
+                free=free,
+                running=running,
+                tickets=pool.tickets,
+                is_dark=dark,
+                closed=[window for window in pool.closed if window[1] > now_s],
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Questions to many sites again and again, where one that is silent makes nobody wait twice."""
+"""Questions to many sites at once, once (gather.py) or again and again, where one that is silent makes nobody wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from pitools.core.errors import PitError, Unreachable
+from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.core.files import os_error
 
 T = TypeVar("T")
+
+GRACE_S = 0.5  # whoever asks ends by itself at the deadline, and is then given so long to say so
 
 
 class Answer(NamedTuple, Generic[T]):
@@ -22,45 +24,55 @@ class Answer(NamedTuple, Generic[T]):
 
 
 class Asking(Generic[T]):
-    """Asks sites at once. One that is slower than others by `patience_s` is left to its thread, and asked again once
-    that has ended; its late answer counts in the round after."""
+    """Asks sites at once, each in a thread of its own. One that is slower than others by `patience_s` is left to its
+    thread, and asked again once that has ended; its late answer counts in the round after. hint: for silent ones."""
 
     patience_s = 2.0
 
-    def __init__(self) -> None:
+    def __init__(self, hint: str = "it is asked again and again") -> None:
+        self._hint = hint
         self._changed = threading.Condition()
         self._answers: dict[str, Answer[T]] = {}
         self._asked: dict[str, float] = {}
 
-    def ask(self, questions: Mapping[str, Callable[[], T]], timeout_s: float) -> dict[str, Answer[T]]:
-        """The answer to each question, by site; Unreachable for one that is still silent."""
+    def ask(self, questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, Answer[T]]:
+        """The answer to each question, by site and in their order; Unreachable for one that is still silent.
+
+        Each is called with the seconds that it has. What goes wrong with one is its answer, and nobody else's concern.
+        """
+        deadline = time.monotonic() + timeout_s
         new = [name for name in questions if name not in self._asked and name not in self._answers]
         for name in new:
             self._asked[name] = time.time()
             # Daemons: a file system that hangs must not keep the process from ending.
-            threading.Thread(target=self._run, args=(name, questions[name]), name=f"ask {name}", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(name, questions[name], deadline), name=f"ask {name}", daemon=True
+            ).start()
         with self._changed:
             # A site that was silent before gets no more time than the others take.
-            deadline = time.monotonic() + timeout_s
             while waiting := [name for name in new if name not in self._answers]:
-                some = min(timeout_s, self.patience_s) if len(waiting) < len(new) else deadline - time.monotonic()
+                some = deadline + GRACE_S - time.monotonic()
+                some = min(some, self.patience_s) if len(waiting) < len(new) else some
                 if some <= 0 or not self._changed.wait(some):
                     break
             return {name: self._answers.pop(name) if name in self._answers else self._late(name) for name in questions}
 
-    def _run(self, name: str, question: Callable[[], T]) -> None:
+    def _run(self, name: str, question: Callable[[float], T], deadline: float) -> None:
         said: T | PitError
         try:
-            said = question()
+            said = question(max(0.0, deadline - time.monotonic()))
         except PitError as error:
             said = error
         except OSError as error:
             said = os_error(error, Path(str(error.filename or name)))
+        except Exception as error:  # noqa: BLE001 - an answer can be wrong in ways that nobody thought of
+            what = f"what it said could not be understood: {type(error).__name__}: {error}"
+            said = ClusterError(what, where=name, hint="please report this, with what the site printed")
         with self._changed:
             self._answers[name] = Answer(self._asked.pop(name), said)
             self._changed.notify_all()
 
     def _late(self, name: str) -> Answer[T]:
         silent_s = time.time() - self._asked[name]
-        error = Unreachable(f"no answer for {silent_s:.0f} s", where=name, hint="it is asked again and again")
+        error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
         return Answer(self._asked[name], error)

@@ -59,6 +59,15 @@ def test_more_at_once_than_a_connection_takes(near: None, far_side: Any) -> None
     assert said == [f"{number}\n" for number in range(16)]
 
 
+def test_commands_that_begin_at_once_are_one_login(near: None, far_side: Any) -> None:
+    """Where no connection is open yet, one of them makes it and the others wait for that."""
+    before = far_side.logins()
+    with ThreadPoolExecutor(6) as pool:
+        said = list(pool.map(lambda number: ask(FAR, "echo", str(number)), range(6)))
+    assert said == [f"{number}\n" for number in range(6)]
+    assert far_side.logins() - before == 1
+
+
 def test_a_connection_that_is_cut_is_made_again(near: None, far_side: Any) -> None:
     """The command in flight fails and says so; the next one connects anew."""
     ask()

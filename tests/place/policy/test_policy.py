@@ -31,10 +31,12 @@ def job(
 
 def pool(
     name: str, *, units: int = 8, free: int = 8, running: Sequence[tuple[float, int]] = (), tickets: int = 4,
-    is_dark: bool = False,
+    is_dark: bool = False, closed: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Pool]:  # fmt: skip
     return {
-        name: Pool(pool=name, units=units, free=free, running=running, tickets=tickets, is_dark=is_dark)
+        name: Pool(
+            pool=name, units=units, free=free, running=running, tickets=tickets, is_dark=is_dark, closed=closed
+        )
     }  # fmt: skip
 
 
@@ -261,3 +263,32 @@ def test_staging_counts_as_time_to_the_end() -> None:
     )
     moves = decide(0.0, [Job(job_id="j", submit_s=0.0, options=options)], pool("fast") | pool("middle"), [], Policy())
     assert placed(moves) == [("j", "middle")]
+
+
+def test_nothing_starts_that_would_reach_into_a_closed_window() -> None:
+    """Before maintenance only what ends in time is placed there; the others go where nothing is closed."""
+    closed = pool("fast", closed=[(2 * HOUR_S, 9 * HOUR_S)])
+    brief, long_ = job("brief", run_s=HOUR_S), job("long", run_s=2 * HOUR_S)
+    assert placed(decide(0.0, [long_, brief], closed, [], Policy())) == [("brief", "fast")]
+    both = decide(0.0, [long_, brief], closed | pool("middle"), [], Policy())
+    assert sorted(placed(both)) == [("brief", "fast"), ("long", "middle")]
+    assert sorted(placed(decide(9 * HOUR_S, [long_, brief], closed, [], Policy()))) == [
+        ("brief", "fast"),
+        ("long", "fast"),
+    ]
+
+
+def test_a_ticket_that_waits_for_a_window_keeps_nobody_out() -> None:
+    """It cannot start before the maintenance is over: until then its units are for those who can."""
+    closed = pool("fast", closed=[(2 * HOUR_S, 9 * HOUR_S)])
+    jobs = [job("long", units=8, run_s=20 * HOUR_S), *(job(f"brief{number}", run_s=HOUR_S) for number in range(8))]
+    moves = decide(0.0, jobs, closed, [Ticket(job_id="long", pool="fast", placed_s=0.0)], Policy())
+    assert len(placed(moves)) == 8
+
+
+def test_a_ticket_that_waits_for_a_window_moves() -> None:
+    """Where another pool could start it now, and end it long before this one opens."""
+    pools = pool("fast", closed=[(HOUR_S, 90 * HOUR_S)]) | pool("slow")
+    waits = Ticket(job_id="long", pool="fast", placed_s=-HOUR_S)
+    moves = decide(0.0, [job("long", run_s=2 * HOUR_S)], pools, [waits], Policy())
+    assert [(move.job_id, move.pool) for move in moves if isinstance(move, Withdraw)] == [("long", "fast")]

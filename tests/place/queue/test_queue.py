@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ from pitools.core import clock
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.launch.request import Request
 from pitools.place.queue import folder as queue
-from pitools.place.queue import view
+from pitools.place.queue import offers, view
 from pitools.place.queue.journal import Entry, Job, What, append, fold
+from pitools.site.model import Defaults, Partition, Site
 
+Pit = Callable[..., subprocess.CompletedProcess[str]]
 REQUEST = Request(name="bc", command="true", tier="high")
 
 
@@ -140,3 +144,31 @@ def test_a_row_says_why_the_job_waits(job: Job) -> None:
     row = view.row_of(job, seen)
     assert (row.state, row.pool, row.slurm_id) == ("in-doubt", "alpha/train", "7")
     assert "silent since noon" in row.why
+
+
+def test_what_is_no_job_stops_nobody(place: Path, job: Job) -> None:
+    """A file, a link to nothing and a journal of something else in the queue's folder are told, and left alone."""
+    (place / "jobs" / "notes").write_text("x")
+    (place / "jobs" / "gone").symlink_to("nowhere")
+    (place / "jobs" / "other").mkdir()
+    (place / "jobs" / "other" / "job.json").mkdir()
+    found, broken = queue.jobs(place)
+    assert [one.job_id for one in found] == [job.job_id]
+    assert sorted(error.where.rpartition("jobs/")[2] for error in broken) == ["notes/job.json", "other/job.json"]
+
+
+def test_a_slow_partition_gets_its_time(job: Job) -> None:
+    """What is submitted has the limit that was decided upon: twice the time where nodes are half as fast."""
+    parts = {"fast": Partition(nodes=2), "slow": Partition(nodes=2, speed=0.5)}
+    site = Site(name="x", partitions=parts, defaults=Defaults(partition="fast", time="2h"))
+    limits = [offers.plan(job, site, partition).job.time_s for partition in parts]
+    assert limits == [7200, 14400]
+
+
+def test_what_the_queue_cannot_honour_is_said(pit: Pit, place: Path, tmp_path: Path) -> None:
+    """A request that wants its nodes chosen is taken, with a word on stderr."""
+    (tmp_path / "r.toml").write_text('name = "bc"\ncommand = "true"\ntopology = "exclude"\n')
+    done = pit("place", "run", str(tmp_path / "r.toml"), PIT_SITES="alpha", PIT_PLACE=str(place))
+    assert done.returncode == 0, done.stderr
+    assert 'topology = "exclude" has no effect here' in done.stderr
+    assert len(done.stderr.splitlines()) == 1

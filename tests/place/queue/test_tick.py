@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,9 @@ from pitools.launch.seen import ABSENT, Seen
 from pitools.place import model
 from pitools.place.queue import board, deciding, follow, tick, tickets, view
 from pitools.place.queue import folder as queue
-from pitools.place.queue.journal import Entry, Job
+from pitools.place.queue.journal import Entry, Job, Ticket
 from pitools.place.queue.offers import Offers
+from pitools.place.sites import history
 from pitools.place.sites.snapshot import Snapshot
 from pitools.run.folder import JobRef
 from pitools.site.model import Partition, Site
@@ -182,6 +185,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
 
     def make(seed: int, share: float) -> World:
         monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         made = World(queue.root(), seed, share)
         write = board.append
 
@@ -259,7 +263,7 @@ def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., Worl
     assert "alpha" in ticked.jobs[0].why
     assert isinstance(ticked.faults["alpha"], PitError)
     assert [one.jobs for one in made.clusters.values()][1:] == [{}, {}]
-    queue.mark(queue.find(made.place, job_id), "lost.alpha")
+    queue.mark(queue.find(made.place, job_id), "lost.1")
     made.tick()
     made.tick()
     assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{job_id}.2"]
@@ -339,3 +343,52 @@ def test_near_and_far_have_the_same_hands() -> None:
     """What a tick can do at a site does not depend on how far it is."""
     local: tickets.Hands = near
     assert tickets.hands(Site(name="a")) is local
+
+
+def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sites are given one in the same moment: each has a name of its own, and one alone goes without a gate."""
+    made = world(4, 0.0)
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        model.Place(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
+    ]
+    together = threading.Barrier(len(SITES))
+    intend = board.Board.intend
+
+    def at_once(*given: Any) -> tuple[Job, Ticket]:
+        together.wait(5)
+        return intend(*given)
+
+    monkeypatch.setattr(board.Board, "intend", at_once)
+    (job_id,) = add(made, 1)
+    made.tick()
+    names = [name for one in made.clusters.values() for name, _ in one.jobs.values()]
+    assert sorted(names) == [f"{job_id}.{n}" for n in (1, 2, 3)]
+    assert sorted(len(one.gated) for one in made.clusters.values()) == [0, 1, 1]
+
+
+def test_waits_are_noted(world: Callable[..., World]) -> None:
+    """What is foretold of each ticket stands in the site's history, and its end: started, or taken back."""
+    made = world(5, 0.0)
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        model.Place(job_id=job.job_id, pool=pool)
+        for job in jobs
+        for pool in ("alpha/train", "beta/train")
+        if pool not in {one.pool for one in held if one.job_id == job.job_id}
+    ]
+    (job_id,) = add(made, 1)
+    made.tick()
+    for job_id_there, job in made.clusters["alpha"].jobs.items():
+        made.clusters["alpha"].words[job[0]], job[1] = leave.word(job_id_there), "RUNNING"
+        made.clusters["alpha"].gated.clear()
+    made.tick()
+    made.tick()
+    noted = {site: history.waits(site) for site in ("alpha", "beta")}
+    began, ended = noted["alpha"]
+    assert isinstance(began, history.Foretold)
+    assert (began.job.rpartition(".")[0], began.raw_s, began.features) == (
+        job_id, 0.0, {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
+    )  # fmt: skip
+    assert [(one.job == began.job, one.started) for one in (ended,) if isinstance(one, history.Waited)] == [
+        (True, True)
+    ]
+    assert [getattr(one, "started", None) for one in noted["beta"]] == [None, False]

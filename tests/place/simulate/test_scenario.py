@@ -136,9 +136,20 @@ def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: 
     assert [(record["jobs"], record["load"], record["seed"]) for record in records] == [(199, 3, 4)] * 2
     assert [(record["depth"], record["left"]) for record in records] == [(50, 0)] * 2
     assert (tmp_path / "x.png").exists()
+    piped = pit("place", "simulate", "-", *words[3:], "--load", "3", stdin=(tmp_path / "t.swf").read_text())
+    assert json.loads(piped.stdout)["mean_jct_s"] == records[0]["mean_jct_s"]
     again = pit(*words, "--load", "3", "--depth", "9", "--window", "first-half", "--format", "table")
     assert "first-half" in again.stdout
     assert "POLICY" in again.stdout
+
+
+def test_jobs_that_no_mean_counts_are_told(path: Path, pit: Pit, tmp_path: Path) -> None:
+    """A pool that is too small for some says for how many."""
+    (tmp_path / "small.toml").write_text("[pools.small]\ngpus = 1\ngpus_per_node = 1\n")
+    said = pit("place", "simulate", "t.swf", "--sites", "small.toml", "--policy", "random")
+    record = json.loads(said.stdout)
+    assert record["unplaced"] > 0
+    assert said.stderr == f"pit: random: {record['unplaced']} jobs fit no pool, 0 never started; no mean counts them\n"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +158,7 @@ def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: 
         (["t.swf", "--policy", "federatoin"], 2, 'did you mean "federation"?'),
         (["t.swf", "--sites", "s.toml", "--site", "alpha"], 2, "exclude"),
         (["t.swf", "--png", "x.jpg"], 2, ".png"),
+        (["t.swf", "--png", "nowhere/x.png"], 2, "mkdir -p nowhere"),
         (["t.swf", "--load", "nan"], 3, "load"),
         (["nothing.swf"], 5, "no such file"),
         (["s.toml"], 5, "no trace that is known"),

@@ -128,6 +128,17 @@ def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, what: str) 
     assert len(found) >= 1
 
 
+def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
+    """Of a cluster where no job holds a GPU, nodes are counted, as in its scenario."""
+    (tmp_path / "t").write_text(
+        "JobID|User|Submit|State|ElapsedRaw|AllocTRES\n"
+        "1|me|2026-01-01T00:00:00|COMPLETED|60|billing=8,cpu=8,node=2\n"
+        "2|me|2026-01-01T00:00:01|CANCELLED|0|\n"
+    )
+    found = trace.read(tmp_path / "t")
+    assert (found.gpus, found.idle) == ([2], 1)
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

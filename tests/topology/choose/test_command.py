@@ -72,6 +72,16 @@ def test_what_cannot_be_is_refused(pit: Pit, conf: Path, words: list[str], code:
     assert what in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "what"), [([], "nobody tells which nodes are free"), (["--from-nodes", ""], "no nodes to choose from")]
+)
+def test_nodes_that_nobody_names_are_asked_for(pit: Pit, conf: Path, words: list[str], what: str) -> None:
+    """Neither a file alone nor an empty variable stands for the free nodes of a Slurm."""
+    done = pit("topology", "choose", "--nodes", "2", "--from", str(conf), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert what in done.stderr
+
+
 @pytest.mark.parametrize("line", ["n[01-", '{"node": 3}', "n01;n02 4", "@group 1"])
 def test_a_cost_that_cannot_be_read_is_named(line: str) -> None:
     """The error has the file and the line."""

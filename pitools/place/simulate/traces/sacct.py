@@ -10,19 +10,22 @@ from pitools.slurm.answer import count, plain, span_s, tres
 
 NEEDED = ("JobID", "Submit")
 
+_COUNTED = "counted"  # a column of ours; sacct's begin with a capital
+
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line, columns by name) of each row, None where a line has not as many; steps of jobs are passed over."""
     first, *others = lines(text)
-    header = first.split("|")
+    header = [*first.split("|"), _COUNTED]
+    counted = "gres/gpu" if "gres/gpu" in text else "node"  # without GPUs, nodes: as a scenario of such sites
     for line, found in enumerate(others, start=2):
-        cells = found.split("|")
+        cells = [*found.split("|"), counted]
         if found and "." not in cells[0]:
             yield line, dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
 def row(raw: dict[str, str] | None) -> Row | None:
-    """A job; None for one that held no GPU, runs still or never ran. Raises ValueError."""
+    """A job; None for one that held no GPU (node, where none has GPUs), runs still or never ran. Raises ValueError."""
     if raw is None:
         raise ValueError("it has not as many columns as the header")
     try:
@@ -45,6 +48,6 @@ def row(raw: dict[str, str] | None) -> Row | None:
 
 def _gpus(raw: dict[str, str]) -> int:
     asked = tres(raw.get("AllocTRES", "")) or tres(raw.get("ReqTRES", ""))
-    if "gres/gpu" in asked:
-        return count(asked["gres/gpu"]) or 0
+    if raw[_COUNTED] in asked:
+        return count(asked[raw[_COUNTED]]) or 0
     return sum(count(amount) or 0 for name, amount in asked.items() if name.startswith("gres/gpu:"))
