@@ -72,7 +72,7 @@ def shards(root: Path) -> dict[str, int]:
 
 
 def journaled(root: Path) -> int:
-    return sum(path.read_text().count("\n") for path in root.glob(f"{TEMPORARY}/x.*/journal/*"))
+    return sum(path.read_text().count("\n") for path in root.glob(f"{TEMPORARY}/x.*/journal/[!.]*"))
 
 
 def writing(process: subprocess.Popen[str], root: Path, least: int = 1) -> None:
