@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,8 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.core.record import Record
+
+CLOSING_S = 1800.0
 
 
 class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
@@ -70,8 +73,20 @@ class StepLog:
                       compute_s=compute_s, comm_s=comm_s, samples=samples, bytes_read=bytes_read)  # fmt: skip
         self._file.write(msgspec.json.encode(record) + b"\n")
 
+    def beat(self, allow_s: float = 0.0) -> None:
+        """Say that this rank is at work on something long that is no step, such as an evaluation or a checkpoint.
+
+        The watch takes ranks that make no step to hang; it counts from the latest word of any of them, and this is
+        one. allow_s: how long from now no other word is to be expected; the next step ends it. Costs one system call.
+        """
+        # The file's own time says it: no line that each reader of the log would have to know.
+        moment = time.time() + allow_s
+        os.utime(self._file.fileno(), (moment, moment))
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What comes after the last step, as a last checkpoint, has CLOSING_S until it is a hang."""
+        if not self._file.closed:
+            self.beat(CLOSING_S)
         self._file.close()
 
 

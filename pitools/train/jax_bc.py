@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import jax
@@ -19,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from msgspec import convert
 
-from pitools.loader.loader import Loader
+from pitools.loader.loader import Loader, State
 from pitools.loader.to_jax import jax_batches
 from pitools.run.steps import StepLog, Stopwatch
-from pitools.train import checkpoint
 from pitools.train import rank as ranks
 from pitools.train.batches import Demonstrations
-from pitools.train.join import Agree, join_jax, require_same_order
+from pitools.train.join import Peers, join_jax, require_same_order
 from pitools.train.rank import Rank
+from pitools.train.saving import due, open_guard
 from pitools.train.stop import SIGNALS, StopRequest, agreed
 
 MOMENTUM = 0.9
@@ -134,13 +135,13 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
     # Without this a GPU multiplies in TF32, and the sum would depend on how the batch is cut.
     jax.config.update("jax_default_matmul_precision", "highest")
     data = Demonstrations(ranks.dataset_path(dataset), seed=seed)
-    with join_jax(rank) as agree:
-        stopped = train(rank, agree, data, steps, batch_size, learning_rate, seed, checkpoint_every)
+    with join_jax(rank) as peers:
+        stopped = train(rank, peers, data, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
 
-def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size: int, learning_rate: float,
+def train(rank: Rank, peers: Peers, data: Demonstrations, steps: int, batch_size: int, learning_rate: float,
           seed: int, checkpoint_every: int) -> int:  # fmt: skip
     """The loop. Returns the signal it stopped for, or 0."""
     device, *idle = jax.local_devices()
@@ -150,19 +151,19 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size
     momentum = jax.tree.map(np.zeros_like, params)
     loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = jax_batches(loader, device)
-    require_same_order(agree, batches.state())
-    # Rank 0 says which checkpoint: on a shared file system the newest is not the newest everywhere at once.
-    found = agree("resume", checkpoint.newest(rank.checkpoint_dir))
-    if rank.checkpoint_dir and found:
-        saved, seen = checkpoint.load(rank.checkpoint_dir / found, as_state(params, momentum))
-        params, momentum = ({name: saved[f"{kind}/{name}"] for name in params} for kind in ("params", "momentum"))
-        batches.load_state(seen)
+    require_same_order(peers.agree, batches.state())
+    guard = open_guard(rank, peers, "jax")
+    done = 0
+    if guard and (found := guard.restore(as_state(params, momentum))):
+        done = found.step
+        params, momentum = found.state["params"], found.state["momentum"]
+        batches.load_state(convert(found.loader, State))
     params, momentum = jax.device_put((params, momentum), device)
     compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop, closing(batches):
-        for step in range(checkpoint.steps(found), steps):
+    with StopRequest() as stop, closing(batches), guard or nullcontext():
+        for step in range(done, steps):
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()
@@ -174,8 +175,8 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size
             loss, *votes = np.asarray(summed)[: 1 + len(SIGNALS)].tolist()
             compute_s += watch.lap()
             stopped = agreed(votes)
-            if rank.rank == 0 and rank.checkpoint_dir and checkpoint.due(step + 1, steps, checkpoint_every, stopped):
-                checkpoint.save(rank.checkpoint_dir, step + 1, as_state(params, momentum), batches.state())
+            if guard and due(step + 1, steps, checkpoint_every, stopped):
+                guard.save(step + 1, as_state(params, momentum), batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
@@ -189,10 +190,9 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, steps: int, batch_size
     return stopped
 
 
-def as_state(params: Params, momentum: Params) -> Params:
-    """What a checkpoint holds, by name."""
-    named = {f"params/{name}": array for name, array in params.items()}
-    return named | {f"momentum/{name}": array for name, array in momentum.items()}
+def as_state(params: Params, momentum: Params) -> dict[str, Params]:
+    """What a checkpoint holds."""
+    return {"params": params, "momentum": momentum}
 
 
 if __name__ == "__main__":

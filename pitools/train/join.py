@@ -9,25 +9,46 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.core.errors import ClusterError, ConfigError
+from pitools.core.errors import ClusterError, ConfigError, Unreachable
 from pitools.loader.loader import State
 from pitools.train.rank import Rank
 
 JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
 ANSWER_S = 60  # a rank that has joined answers for its nonce
-COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or rank 0 saving a checkpoint
-LEAVE_S = 10  # all have come to the end. A rank that failed waits so long for the others at exit, and then aborts
+COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or what is left of a save before this one
+LEAVE_S = 10  # all have come to the end
 
 Put = Callable[[str, str], None]
-Get = Callable[[str], str]
+Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it does not come in time
 Agree = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
+
+
+class Peers(NamedTuple):
+    """The ranks of one job, after they have met, and a store of text that they share; a key is written once."""
+
+    rank: int = 0
+    put: Put = lambda _, __: None
+    get: Get = lambda _, __: ""
+    world_size: int = 1
+
+    def agree(self, key: str, value: str) -> str:
+        """Rank 0's value, at every rank."""
+        if self.world_size == 1:
+            return value
+        if self.rank == 0:
+            self.put(f"pit/{key}", value)
+        try:
+            return self.get(f"pit/{key}", ANSWER_S)
+        except TimeoutError as error:
+            raise Unreachable(f"rank 0 did not say its {key} in {ANSWER_S} s", where=f"rank {self.rank}") from error
 
 
 class WrongJob(ClusterError):
@@ -35,7 +56,7 @@ class WrongJob(ClusterError):
 
 
 @contextmanager
-def join_jax(rank: Rank) -> Iterator[Agree]:
+def join_jax(rank: Rank) -> Iterator[Peers]:
     """Be one of JAX's processes until the end of the block. Raises WrongJob, ConfigError.
 
     Call before anything that starts JAX's backend. One rank drives one device: the GPU of its local rank, or the CPU.
@@ -43,7 +64,7 @@ def join_jax(rank: Rank) -> Iterator[Agree]:
     import jax
 
     if rank.world_size == 1:
-        yield lambda _, value: value
+        yield Peers()
         return
     coordinator = _variable("JAX_COORDINATOR_ADDRESS")
     # JAX's own preemption service would take SIGTERM from `StopRequest`.
@@ -62,18 +83,33 @@ def join_jax(rank: Rank) -> Iterator[Agree]:
 
     client: Any = global_state.client
 
-    def get(key: str) -> str:
-        return str(client.blocking_key_value_get(key, ANSWER_S * 1000))
+    def get(key: str, seconds: float) -> str:
+        try:
+            return str(client.blocking_key_value_get(key, int(seconds * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError(f"{key} did not come in {seconds:g} s") from error
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
 
-    check_nonce(rank, client.key_value_set, get, where=coordinator)
-    yield _agreement(rank, client.key_value_set, get)
-    # Not in a `finally`: a rank that failed must say so now, not wait here for ranks that wait for it.
+    def put(key: str, value: str) -> None:
+        try:
+            client.key_value_set(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+
+    check_nonce(rank, put, get, where=coordinator)
+    try:
+        yield Peers(rank.rank, put, get, rank.world_size)
+    except BaseException:
+        # JAX would wait for all ranks at exit, and then abort this one with a stack of its own after the true reason.
+        _abandon(global_state)
+        raise
     client.wait_at_barrier("pit/end", COLLECTIVE_S * 1000)
     jax.distributed.shutdown()
 
 
 @contextmanager
-def join_torch(rank: Rank, backend: str) -> Iterator[Agree]:
+def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
     """Be one rank of torch's default process group until the end of the block. Raises WrongJob, ConfigError.
 
     backend: `nccl` or `gloo`.
@@ -81,20 +117,17 @@ def join_torch(rank: Rank, backend: str) -> Iterator[Agree]:
     import torch.distributed as dist
 
     if rank.world_size == 1:
-        yield lambda _, value: value
+        yield Peers()
         return
     host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
     lead = rank.rank == 0
     store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
 
-    def get(key: str) -> str:
-        store.wait([key], timedelta(seconds=ANSWER_S))
-        return bytes(store.get(key)).decode()
-
-    check_nonce(rank, store.set, get, where=f"{host}:{port}")
+    put, get = _torch_store(store.clone(), f"{host}:{port}")
+    check_nonce(rank, put, get, where=f"{host}:{port}")
     timeout = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
-    yield _agreement(rank, store.set, get)
+    yield Peers(rank.rank, put, get, rank.world_size)
     # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
     dist.barrier()
     dist.destroy_process_group()
@@ -105,16 +138,16 @@ def check_nonce(rank: Rank, put: Put, get: Get, *, where: str) -> None:
     mine = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
     if rank.rank == 0:
         put("pit/nonce/0", mine)
-        found = {other: get(f"pit/nonce/{other}") for other in range(1, rank.world_size)}
+        found = {other: get(f"pit/nonce/{other}", ANSWER_S) for other in range(1, rank.world_size)}
     else:
         # Looks before it shows itself: rank 0 waits for the latter, and may end, and the store with it, right after.
-        found = {0: get("pit/nonce/0")}
+        found = {0: get("pit/nonce/0", ANSWER_S)}
         put(f"pit/nonce/{rank.rank}", mine)
     strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in found.items() if theirs != mine]
     verdict = f"rank {rank.rank} of job {mine[:8]} met {', '.join(strangers[:4])}" if strangers else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
-    if verdict := verdict or get("pit/verdict"):
+    if verdict := verdict or get("pit/verdict", ANSWER_S):
         hint = "two jobs share a coordinator address: end the older one, then resume this run"
         raise WrongJob(verdict, where=where, hint=hint)
 
@@ -131,13 +164,47 @@ def require_same_order(agree: Agree, loader: State) -> None:
             raise ConfigError(f"this rank's {name} is {mine!r}, rank 0's {first!r}", where="dataset", hint=hint)
 
 
-def _agreement(rank: Rank, put: Put, get: Get) -> Agree:
-    def agree(key: str, value: str) -> str:
-        if rank.rank == 0:
-            put(f"pit/{key}", value)
-        return get(f"pit/{key}")
+def _abandon(global_state: Any) -> None:
+    """Let a process that failed end with its own last words, and at once; its peers see that it is gone."""
+    import ctypes
 
-    return agree
+    for connection in (global_state.client, global_state.service):
+        # Never taken down, not even at exit: its destructor is what waits and aborts.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    global_state.client = global_state.service = None
+
+
+def _torch_store(store: Any, where: str) -> tuple[Put, Get]:
+    """put and get over a connection of their own: one that waits would hold up a process group's."""
+    import torch.distributed as dist
+
+    def get(key: str, seconds: float) -> str:
+        # Asked for again and again: torch's own wait writes of broken sockets when its time is up.
+        until, pause = time.monotonic() + seconds, 0.001
+        try:
+            while not store.check([key]):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{key} did not come in {seconds:g} s")
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.05)
+            return bytes(store.get(key)).decode()
+        except dist.DistError as error:
+            raise Unreachable(_gone(error), where=where, hint=_GONE) from error
+
+    def put(key: str, value: str) -> None:
+        try:
+            store.set(key, value)
+        except dist.DistError as error:
+            raise Unreachable(_gone(error), where=where, hint=_GONE) from error
+
+    return put, get
+
+
+_GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
+
+
+def _gone(error: Exception) -> str:
+    return f"rank 0 no longer answers: {next(iter(str(error).splitlines()), '')}"
 
 
 def _device_ids(local_rank: int) -> list[int]:

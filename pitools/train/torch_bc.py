@@ -10,21 +10,22 @@ faster for a large model, but its time could not be told from the computation's.
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import convert
 from torch import nn
 
-from pitools.loader.loader import Loader
+from pitools.loader.loader import Loader, State
 from pitools.loader.to_torch import torch_batches
 from pitools.run.steps import StepLog, Stopwatch
-from pitools.train import checkpoint
 from pitools.train import rank as ranks
 from pitools.train.batches import Demonstrations
-from pitools.train.join import Agree, join_torch, require_same_order
+from pitools.train.join import Peers, join_torch, require_same_order
 from pitools.train.rank import Rank
+from pitools.train.saving import due, open_guard
 from pitools.train.stop import SIGNALS, StopRequest, agreed
 
 MOMENTUM = 0.9
@@ -107,13 +108,13 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
     device = torch.device("cuda", rank.local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    with join_torch(rank, "nccl" if gpus else "gloo") as agree:
-        stopped = train(rank, agree, data, device, steps, batch_size, learning_rate, seed, checkpoint_every)
+    with join_torch(rank, "nccl" if gpus else "gloo") as peers:
+        stopped = train(rank, peers, data, device, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
 
-def train(rank: Rank, agree: Agree, data: Demonstrations, device: Any, steps: int, batch_size: int,
+def train(rank: Rank, peers: Peers, data: Demonstrations, device: Any, steps: int, batch_size: int,
           learning_rate: float, seed: int, checkpoint_every: int) -> int:  # fmt: skip
     """The loop. Returns the signal it stopped for, or 0."""
     torch.manual_seed(seed)
@@ -122,18 +123,16 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, device: Any, steps: in
     state = as_state(policy, momentum)
     loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = torch_batches(loader, device)
-    require_same_order(agree, batches.state())
-    # Rank 0 says which checkpoint: on a shared file system the newest is not the newest everywhere at once.
-    found = agree("resume", checkpoint.newest(rank.checkpoint_dir))
-    if rank.checkpoint_dir and found:
-        saved, seen = checkpoint.load(rank.checkpoint_dir / found, state)
-        for name, array in saved.items():
-            state[name].copy_(torch.from_numpy(array))
-        batches.load_state(seen)
+    require_same_order(peers.agree, batches.state())
+    guard = open_guard(rank, peers, "torch")
+    done = 0
+    if guard and (found := guard.restore(state)):
+        done = found.step
+        batches.load_state(convert(found.loader, State))
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop, closing(batches):
-        for step in range(checkpoint.steps(found), steps):
+    with StopRequest() as stop, closing(batches), guard or nullcontext():
+        for step in range(done, steps):
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()
@@ -147,9 +146,8 @@ def train(rank: Rank, agree: Agree, data: Demonstrations, device: Any, steps: in
             settled(vector)
             compute_s += watch.lap()
             stopped = agreed(votes)
-            if rank.rank == 0 and rank.checkpoint_dir and checkpoint.due(step + 1, steps, checkpoint_every, stopped):
-                saved = {name: tensor.cpu() for name, tensor in state.items()}
-                checkpoint.save(rank.checkpoint_dir, step + 1, saved, batches.state())
+            if guard and due(step + 1, steps, checkpoint_every, stopped):
+                guard.save(step + 1, state, batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,

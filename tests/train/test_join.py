@@ -25,7 +25,7 @@ class Store:
             self._values[key] = value
             self._changed.notify_all()
 
-    def get(self, key: str) -> str:
+    def get(self, key: str, seconds: float) -> str:
         with self._changed:
             assert self._changed.wait_for(lambda: key in self._values, timeout=20), key
             return self._values[key]

@@ -1,0 +1,1 @@
+"""Tier 2: checkpoints that are whole, verified and found again, whoever wrote their tensors."""

@@ -1,0 +1,119 @@
+"""Ranks meet, with a name and a time-out, over a key-value store; who does not come is named.
+
+Rank 0 looks for the others and tells all what it found, so that either all go on or all raise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from pitools.core.errors import ClusterError, Unreachable
+
+# Rank 0 may itself be late by all of a barrier's time, and then has to tell the others.
+_SLACK_S = 10.0
+_MOST_NAMED = 16
+
+
+Put = Callable[[str, str], None]
+# (key, seconds) → its value once it is there. Raises TimeoutError when it does not come in time.
+Get = Callable[[str, float], str]
+
+
+class Barrier:
+    """Where the ranks of one job meet.
+
+    put, get: of a store that all ranks share; a key is written once. nodes: of each rank, where they are known.
+    timeout_s: how long the first waits for the last.
+    """
+
+    def __init__(
+        self, put: Put, get: Get, rank: int, world_size: int, *, timeout_s: float = 600.0,
+        nodes: Sequence[str] = (), prefix: str = "pit/barrier",
+    ) -> None:  # fmt: skip
+        self._put, self._get = put, get
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
+        self._nodes, self._prefix = nodes, prefix
+
+    def wait(self, name: str, trouble: str = "") -> None:
+        """Return when every rank is here and none has trouble. name: never used twice, the same at all.
+
+        trouble: what is wrong at this rank, on one line: every rank then raises it at once. Raises Unreachable naming
+        the ranks that did not come and their nodes, ClusterError naming those with trouble.
+        """
+        self.gather(name, "", trouble=trouble)
+
+    def gather(self, name: str, value: str, *, trouble: str = "") -> list[str]:
+        """As `wait`; returns the values of all ranks, in order, at rank 0, and [] at the others."""
+        if self.world_size == 1:
+            if trouble:
+                raise ClusterError(trouble, where=f"rank 0 at {name}")
+            return [value]
+        word = f"!{trouble}" if trouble else f"={value}"
+        if self.rank:
+            self._put(f"{self._prefix}/{name}/{self.rank}", word)
+            self._judge(name, self._from_rank_0(name, "verdict"))
+            return []
+        # With trouble here there is nothing to wait for.
+        words = [word] if trouble else self._words(name, word)
+        verdict = self._verdict(name, words)
+        self._put(f"{self._prefix}/{name}/verdict", verdict)
+        self._judge(name, verdict)
+        return [word[1:] for word in words]
+
+    def tell(self, name: str, value: str = "") -> str:
+        """Rank 0's value at every rank. Raises Unreachable when rank 0 does not come to say it."""
+        if self.world_size == 1:
+            return value
+        if self.rank == 0:
+            self._put(f"{self._prefix}/{name}/told", value)
+            return value
+        return self._from_rank_0(name, "told")
+
+    def _words(self, name: str, mine: str) -> list[str]:
+        """What each rank put; "" of those that did not come in time."""
+        until = time.monotonic() + self.timeout_s
+        words = [mine]
+        for rank in range(1, self.world_size):
+            try:
+                # When time is over those who have come are still heard: a list of the missing has to be right.
+                words.append(self._get(f"{self._prefix}/{name}/{rank}", max(until - time.monotonic(), 0.05)))
+            except TimeoutError:
+                words.append("")
+        return words
+
+    def _verdict(self, name: str, words: list[str]) -> str:
+        if missing := [rank for rank, word in enumerate(words) if not word]:
+            return f"-{self.named(missing)} did not come to {name} in {self.timeout_s:g} s"
+        if troubled := [rank for rank, word in enumerate(words) if word.startswith("!")]:
+            first = words[troubled[0]][1:]
+            more = f", and {len(troubled) - 1} more" if len(troubled) > 1 else ""
+            return f"!{self.named(troubled[:1])}{more}: {first}"
+        return "="
+
+    def _judge(self, name: str, verdict: str) -> None:
+        if verdict.startswith("-"):
+            raise Unreachable(verdict[1:], where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
+        if verdict.startswith("!"):
+            raise ClusterError(verdict[1:], where=f"rank {self.rank} at {name}", hint="look at that rank's log")
+
+    def _from_rank_0(self, name: str, key: str) -> str:
+        timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
+        try:
+            return self._get(f"{self._prefix}/{name}/{key}", timeout_s)
+        except TimeoutError as error:
+            what = f"{self.named([0])} did not come to {name} in {timeout_s:g} s"
+            raise Unreachable(what, where=f"rank {self.rank}", hint="look at that rank's log and node") from error
+
+    def named(self, ranks: Iterable[int]) -> str:
+        """These ranks and their nodes in words: `ranks 3, 7 on n04, rank 9 on n05`."""
+        by_node: dict[str, list[int]] = {}
+        ranks = list(ranks)
+        for rank in ranks[:_MOST_NAMED]:
+            by_node.setdefault(self._nodes[rank] if rank < len(self._nodes) else "", []).append(rank)
+        parts = [
+            f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}" + (f" on {node}" if node else "")
+            for node, some in by_node.items()
+        ]
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        return ", ".join(parts) + more

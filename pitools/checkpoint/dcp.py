@@ -1,0 +1,154 @@
+"""PyTorch's states through its own distributed checkpoint: plain, sharded (DTensor, FSDP2), nested, of any world size.
+
+The planner and the writer are torch's, and so is the format: what lies in `payload/` can be read with
+`torch.distributed.checkpoint.load`. Only how ranks agree on who writes what is ours. torch does that with collectives,
+and in a background thread those would meet the training's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from pitools.checkpoint.meeting import Meeting
+from pitools.core.errors import DataError
+
+# Who describes what is stored: torch's own classes, and what their fields are.
+_MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "torch.distributed.tensor.")
+_NAMES = {("collections", "ChainMap"), ("collections", "OrderedDict"), ("torch", "Size"), ("pathlib", "PosixPath")}
+_NAMES |= {
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    ("builtins", "slice"),
+    ("torch.serialization", "_get_layout"),
+}
+_WRITER = re.compile(r"__(\d+)_\d+\.distcp$")
+
+
+class Dcp:
+    """The adapter of a `Guard` for torch: states are (nested) dicts of tensors and plain values.
+
+    Tensors are saved where they are and loaded in place.
+    """
+
+    format = "dcp"
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        gpu = torch.cuda.is_available()
+        # Keeps its buffers, so that only the first save waits for memory to be given.
+        self._stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_shared_memory=False,
+                                                    use_async_staging=False, use_non_blocking_copy=gpu))  # fmt: skip
+
+    def describe(self, state: Any) -> dict[str, str]:
+        """Name → type and shape of all that a state holds, over all ranks."""
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state)
+        return {str(name): _described(value) for name, value in planner.state_dict.items()}
+
+    def stage(self, state: Any, payload: Path) -> Callable[[Meeting], None]:
+        """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread."""
+        staged = self._stager.stage(state)
+        return lambda meet: self._write(staged, payload, meet)
+
+    def load(self, payload: Path, like: Any) -> Any:
+        """What is in `payload`, in the tensors of `like`. Raises DataError."""
+        try:
+            self._read(payload, like)
+        except Exception as error:
+            raise DataError(f"cannot be loaded: {_first_line(error)}", where=str(payload)) from error
+        return like
+
+    def random_state(self) -> dict[str, Any]:
+        """torch's generators: of the CPU, and of this rank's GPU."""
+        states = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            states["cuda"] = torch.cuda.get_rng_state()
+        return {name: base64.b64encode(bytes(state.numpy())).decode() for name, state in states.items()}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        """Undo what was drawn since `random_state`; a GPU's is left where there is none."""
+        decoded = {name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+                   for name, text in states.items()}  # fmt: skip
+        torch.set_rng_state(decoded["cpu"])
+        if "cuda" in decoded and torch.cuda.is_available():
+            torch.cuda.set_rng_state(decoded["cuda"])
+
+    def writer(self, path: str, world_size: int) -> int:
+        """The rank that wrote this file below `payload`."""
+        found = _WRITER.match(path)
+        return int(found[1]) % world_size if found else 0
+
+    def _read(self, payload: Path, like: Any) -> None:
+        planner, reader = _LoadPlanner(), FileSystemReader(payload)
+        metadata = _unpickled((payload / ".metadata").read_bytes())
+        planner.set_up_planner(like, metadata, True)
+        reader.set_up_storage_reader(metadata, True)
+        # Every rank plans for itself: what it reads is no other's concern.
+        (plan,) = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+        (plan,) = reader.prepare_global_plan([plan])
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+
+    def _write(self, staged: Any, payload: Path, meet: Meeting) -> None:
+        lead = self._rank == 0
+        planner, writer = DefaultSavePlanner(), FileSystemWriter(payload, overwrite=False)
+        planner.set_up_planner(staged, writer.storage_meta(), lead)
+        writer.set_up_storage_writer(lead)
+        described: list[Any] = []
+
+        def divide(plans: list[bytes]) -> list[bytes]:
+            shared, metadata = planner.create_global_plan([_unpickled(plan) for plan in plans])
+            described.append(metadata)
+            return [pickle.dumps(plan) for plan in writer.prepare_global_plan(shared)]
+
+        def finish(results: list[bytes]) -> list[bytes]:
+            writer.finish(described[0], [_unpickled(result) for result in results])
+            return []
+
+        plan = writer.prepare_local_plan(planner.create_local_plan())
+        share = planner.finish_plan(_unpickled(meet(pickle.dumps(plan), divide)))
+        results = writer.write_data(share, planner).wait()  # each file is synced
+        meet(pickle.dumps(results), finish)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of descriptions only: a pickle can name any function, and a checkpoint or a message is not to be trusted so."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        kind = isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES)
+        if kind or isinstance(found, (torch.dtype, torch.layout, torch.memory_format)) or (module, name) in _NAMES:
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+def _unpickled(data: bytes) -> Any:
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        plain = io.BytesIO()
+        # Numbers, text and lists of them; whatever else the bytes ask to be made is refused here.
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "value"
+    return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,98 @@
+"""The node's own disk, to save in first; from there a thread copies to the shared folder.
+
+Rank 0 says before each save whether it goes there: a disk that is full, or fails, is passed by with a warning, and
+saves go on to the shared folder at once. A checkpoint that ended half way for want of room is given up for the next,
+which is newer, and never for none: with no save after it its error is raised.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from pitools.checkpoint import find, layout, retain
+from pitools.checkpoint.drainer import Drainer
+from pitools.core.errors import NoSpace, PitError
+
+# To a checkpoint of the size of the last one.
+_ROOM = 1.1
+
+
+def folder_near(stage: Path | None, folder: Path, run: str, nodes: int, *, lead: bool) -> Path | None:
+    """Where on the node's own disk; None where none is wanted, or each of several nodes would have a part."""
+    if stage is None:
+        return None
+    if nodes > 1:
+        if lead:
+            _warn(f"{stage} is not used: {nodes} nodes have a disk each, and no whole checkpoint would be on any")
+        return None
+    return Path(stage) / f"{run or 'run'}.{folder.absolute().name}"
+
+
+class Near:
+    """Rank 0's: whether the node's own disk is saved in, and what copies from it."""
+
+    def __init__(self, local: Path, folder: Path, keep_last: int, keep_every: int) -> None:
+        self._local, self._folder, self._keep = local, folder, (keep_last, keep_every)
+        self._drainer: Drainer | None = None
+        self._off = False
+
+    def fails(self, error: PitError) -> None:
+        """Save there no more."""
+        self._off = True
+        _warn(f"{self._local}: {error.what}; checkpoints go to {self._folder} at once")
+
+    def takes_next(self, error: BaseException | None) -> tuple[bool, bool]:
+        """Whether the next save is to go there, and whether the error of the last is made good by that next save."""
+        if full := self._is_full(error):
+            self.fails(NoSpace("no room for a checkpoint"))
+        return not self._off and self._has_room(), full
+
+    def submit(self, step: int) -> None:
+        """Copy this checkpoint next."""
+        self.start()
+        assert self._drainer
+        self._drainer.submit(step)
+
+    def start(self) -> None:
+        """Copy what an earlier process left here, and whatever is submitted."""
+        if not self._drainer:
+            last, every = self._keep
+            self._drainer = Drainer(self._local, self._folder, keep_last=last, keep_every=every)
+
+    def wait(self, timeout_s: float) -> None:
+        """As `Drainer.wait`."""
+        if self._drainer:
+            self._drainer.wait(timeout_s)
+
+    def close(self) -> None:
+        """As `Drainer.close`."""
+        if self._drainer:
+            self._drainer.close()
+            self._drainer = None
+
+    def _is_full(self, error: BaseException | None) -> bool:
+        # Another rank's is told as text; the shared folder is not asked to make good what it refused itself.
+        full = isinstance(error, NoSpace) or f"{NoSpace.__name__}:" in str(error)
+        return bool(error) and full and not self._off
+
+    def _has_room(self) -> bool:
+        try:
+            steps = find.whole(self._local)
+            last = find.whole_at(layout.step_path(self._local, steps[0])) if steps else None
+            needed = int(_ROOM * last.total_bytes) if last else 0
+            if shutil.disk_usage(self._local).free >= needed:
+                return True
+            safe = find.newest(self._folder)
+            retain.prune(self._local, keep=[step for step in steps if step > safe], keep_last=1)
+            if shutil.disk_usage(self._local).free >= needed:
+                return True
+            _warn(f"{self._local} has no room for {needed} bytes: this checkpoint goes to {self._folder} at once")
+        except (OSError, PitError) as error:
+            _warn(f"{self._local}: {error}: this checkpoint goes to {self._folder} at once")
+        return False
+
+
+def _warn(text: str) -> None:
+    print(f"PIT_CHECKPOINT_NVME: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,26 @@
+"""One thing that is wrong with a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pitools.core.record import Record
+
+Kind = Literal["missing", "extra", "size", "digest", "unreadable", "manifest", "owner"]
+
+
+class Problem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-problem/1"):
+    """One file that is not what the manifest says, or a manifest that cannot be believed.
+
+    path: relative to the checkpoint's folder; "" for the folder itself.
+    """
+
+    checkpoint: str
+    path: str
+    problem: Kind
+    expected: str
+    got: str
+
+    def text(self) -> str:
+        """One line for people."""
+        return f"{self.path or self.checkpoint}: {self.problem}: {self.got}, expected {self.expected}"

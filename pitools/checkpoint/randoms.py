@@ -1,0 +1,75 @@
+"""The random generators of every rank, beside the state: Python's, NumPy's, and the framework's own.
+
+A rank of another world size than the one that saved goes on with the state of its number where there was one; the
+others keep what they were seeded with.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pitools.core.errors import DataError
+
+FILE_NAME = "random.json"
+
+
+class Generators(Protocol):
+    """A framework's."""
+
+    def random_state(self) -> dict[str, Any]:
+        """Where they are, as JSON."""
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        """Put them there."""
+
+
+def state(framework: Generators) -> bytes:
+    """Where this process's generators are."""
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {"python": [version, _packed(words), gauss], "framework": framework.random_state()}
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        states["numpy"] = [kind, _packed(np.asarray(keys).tolist()), position, has_gauss, cached]
+    return msgspec.json.encode(states)
+
+
+def write(place: Path, by_rank: list[bytes]) -> None:
+    """Keep those of all ranks; sealed with the state."""
+    (place / FILE_NAME).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
+
+
+def restore(step_dir: Path, rank: int, framework: Generators) -> None:
+    """Put this process's generators where they were. Raises DataError."""
+    path = step_dir / FILE_NAME
+    try:
+        by_rank = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        if rank >= len(by_rank):
+            return
+        version, words, gauss = by_rank[rank]["python"]
+        random.setstate((version, _unpacked(words), gauss))
+        if "numpy" in by_rank[rank]:
+            import numpy as np
+
+            kind, keys, *rest = by_rank[rank]["numpy"]
+            np.random.set_state((kind, np.array(_unpacked(keys), np.uint32), *rest))
+        if states := by_rank[rank]["framework"]:
+            framework.set_random_state(states)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"its random states cannot be used: {error}", where=str(path)) from error
+
+
+def _packed(words: Any) -> str:
+    return base64.b64encode(b"".join(word.to_bytes(4, "little") for word in words)).decode()
+
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    data = base64.b64decode(text)
+    return tuple(int.from_bytes(data[start : start + 4], "little") for start in range(0, len(data), 4))

@@ -1,0 +1,95 @@
+"""Which checkpoints stay. Removal is a rename first, so that nobody ever sees a part; two who prune do no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from pitools.checkpoint import find, held, layout
+from pitools.core.errors import TryLater, UsageError
+from pitools.core.files import os_error, sync_dir
+from pitools.core.record import Record
+
+KEEP_LAST = 3
+
+
+class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
+    """What became of one checkpoint. reason: why it stays, or ""."""
+
+    step: int
+    state: Literal["kept", "removed", "would be removed"]
+    reason: str
+    path: str
+
+
+def prune(
+    folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = (), dry_run: bool = False
+) -> list[Pruned]:
+    """Remove all but the newest `keep_last` whole checkpoints and those whose steps `keep_every` divides, oldest first.
+
+    keep: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`), and
+    what is damaged: that is for `quarantine`. Raises UsageError, ClusterError.
+    """
+    if keep_last < 1 or keep_every < 0:
+        raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
+    steps = find.whole(folder)
+    found = []
+    for step in reversed(steps):
+        path = layout.step_path(folder, step)
+        reason = _reason(step, steps[:keep_last], keep_every, keep)
+        if not reason and not dry_run:
+            reason = _remove(path)
+        state: Literal["kept", "removed", "would be removed"]
+        state = "kept" if reason else "would be removed" if dry_run else "removed"
+        found.append(Pruned(step=step, state=state, reason=reason, path=str(path)))
+    return found[::-1]
+
+
+def sweep(folder: Path, *, keep: Collection[str] = (), sure: bool = False) -> list[Path]:
+    """Remove what killed saves and removals left, and say what; nothing while another process saves there.
+
+    keep: tokens of saves that go on. sure: the caller is in `held.writing`, which was sure. Raises ClusterError.
+    """
+    left = layout.left_over(folder, keep)
+    if not left:
+        return []
+    with contextlib.ExitStack() as stack:
+        if not sure:
+            try:
+                sure = stack.enter_context(held.writing(folder, timeout_s=0))
+            except TryLater:
+                sure = False
+        # What is being removed is nobody's, whoever saves.
+        gone = [path for path in left if sure or path.name.startswith(layout.OLD)]
+        for path in gone:
+            layout.discard(path)
+    return gone
+
+
+def _reason(step: int, last: Collection[int], every: int, keep: Collection[int]) -> str:
+    if step in last:
+        return f"of the newest {len(last)}"
+    if step in keep:
+        return "asked for"
+    return f"every {every}" if every and step % every == 0 else ""
+
+
+def _remove(path: Path) -> str:
+    """Remove a checkpoint; returns why it stays, or ""."""
+    aside = path.with_name(f"{layout.OLD}{path.name}.{secrets.token_hex(4)}")
+    try:
+        with held.alone(path) as free:
+            if not free:
+                return "being read" if path.exists() else ""
+            os.rename(path, aside)
+            sync_dir(path.parent)
+    except FileNotFoundError:
+        return ""  # somebody else was faster
+    except OSError as error:
+        raise os_error(error, path) from error
+    layout.discard(aside)
+    return ""

@@ -1,0 +1,116 @@
+"""`pit checkpoint`: what a run could go on from, whether it is good, and how much of it stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pitools.commands.finding import run_folder
+from pitools.commands.options import format_option, site_option
+from pitools.core.errors import UsageError
+from pitools.core.output import Output
+
+_LIST_COLUMNS = ("step", "state", "format", "world_size", "files", "bytes", "reason", "path", "t")
+_PRUNE_COLUMNS = ("step", "state", "reason", "path")
+_CHECK_COLUMNS = ("checkpoint", "path", "problem", "expected", "got")
+
+
+@click.group()
+def group() -> None:
+    """What a run could go on from: list, check, prune. RUN is a run's id or folder, or a folder of checkpoints."""
+
+
+@group.command("list")
+@click.argument("run")
+@site_option
+@format_option
+def list_(run: str, site_name: str, form: str) -> None:
+    """List checkpoints, newest first: whole and damaged ones, what is in quarantine, what killed saves left.
+
+    Names, sizes and manifests are looked at; `check` reads the bytes.
+    """
+    from pitools.checkpoint.listing import listing
+
+    folder, _ = _place(run, site_name)
+    with Output(form, _LIST_COLUMNS) as out:
+        found = list(listing(folder))
+        for record in found:
+            out(record)
+    if not found:
+        click.echo(f"pit: no checkpoints in {folder}", err=True)
+
+
+@group.command()
+@click.argument("run")
+@click.option("--step", type=click.IntRange(0), help="Only the checkpoint after so many steps.")
+@click.option("--quarantine", is_flag=True, help="Move what is damaged to quarantine/, with the reason.")
+@click.option("--threads", type=click.IntRange(1, 64), help="Files read at once (default: one per core, 8 at most).")
+@site_option
+@format_option
+def check(run: str, step: int | None, quarantine: bool, threads: int | None, site_name: str, form: str) -> int:
+    """Read every byte and compare it with the manifest: one record per finding, then a summary. Exit 1 on findings.
+
+    RUN may also be one checkpoint, `…/step_<n>`.
+    """
+    from pitools.checkpoint import layout
+    from pitools.checkpoint.checking import Check
+    from pitools.checkpoint.checking import check as judge
+
+    folder, only = _place(run, site_name)
+    steps = layout.steps(folder)
+    wanted = step if only is None else only
+    if wanted is not None and wanted not in steps:
+        raise UsageError(f"no checkpoint of step {wanted}", where=str(folder), hint=f"pit checkpoint list {run}")
+    summary: Check | None = None
+    with Output(form, _CHECK_COLUMNS) as out:
+        for record in judge(folder, steps if wanted is None else [wanted], threads=threads or 0, aside=quarantine):
+            if isinstance(record, Check):
+                summary = record
+            else:
+                out(record)
+    assert summary is not None
+    with Output(form) as out:  # its own table: other columns
+        out(summary)
+    return 1 if summary.findings else 0
+
+
+@group.command()
+@click.argument("run")
+@click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="So many of the newest stay.")
+@click.option("--keep-every", type=click.IntRange(0), default=0, help="And those whose steps this divides.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@site_option
+@format_option
+def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> None:
+    """Remove old checkpoints, and what killed saves left. The newest that is good stays: its bytes are read first.
+
+    What another process reads stays too, and what is damaged: see `check --quarantine`.
+    """
+    from pitools.checkpoint import checking, retain
+
+    folder, only = _place(run, site_name)
+    if only is not None:
+        raise UsageError("give the run, or the folder of its checkpoints", where=run)
+    good = checking.newest_good(folder)
+    with Output(form, _PRUNE_COLUMNS) as out:
+        keep = () if good is None else (good,)
+        for record in retain.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run):
+            out(record)
+    if not dry_run and (gone := retain.sweep(folder)):
+        click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
+
+
+def _place(run: str, site_name: str) -> tuple[Path, int | None]:
+    """The folder of checkpoints, and the step where one of them was named."""
+    from pitools.checkpoint import layout, owner
+
+    path = Path(run).absolute()
+    if path.is_dir() and not (path / "plan.json").is_file():
+        if (step := layout.step_of(path)) is not None:
+            return path.parent, step
+        if layout.steps(path) or (path / owner.FILE_NAME).is_file() or (path / layout.QUARANTINE).is_dir():
+            return path, None
+        hint = "give a run's id or folder, its checkpoints/, or one step_<n> of them"
+        raise UsageError("neither a run nor a folder of checkpoints", where=str(path), hint=hint)
+    return run_folder(run, site_name) / "checkpoints", None

@@ -1,0 +1,57 @@
+"""Small checkpoints, saved as any are."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from pitools.checkpoint import layout, seal
+
+RUN, MODEL = "pick-20261122-010203-abcdef", "xxh3_128:00"
+Save = Callable[..., Path]
+
+
+def contents(seed: int) -> dict[str, bytes]:
+    """Files as a framework leaves them: some small, one empty, one in a folder below a folder."""
+    rng = random.Random(seed)
+    names = ("_METADATA", "d/0a", "ocdbt.process_0/d/1b", "ocdbt.process_1/manifest", "empty")
+    return {name: rng.randbytes(rng.randrange(1, 3000)) if name != "empty" else b"" for name in names}
+
+
+def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1, token: str = "") -> Path:
+    """A building folder that is written and digested, for `seal.publish`."""
+    place = layout.begin(folder, step, token or os.urandom(4).hex())
+    for name, data in files.items():
+        path = layout.payload(place) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for rank in range(ranks):
+        seal.digest_share(place, rank, ranks)
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def save(folder: Path) -> Save:
+    """Saves a checkpoint of this step."""
+
+    def save(
+        step: int, files: Mapping[str, bytes] | None = None, *, ranks: int = 1, run: str = RUN, model: str = MODEL,
+        to: Path = folder,
+    ) -> Path:  # fmt: skip
+        place = build(to, step, contents(step) if files is None else files, ranks=ranks)
+        return seal.publish(
+            to, place, step, format="files", run=run, model=model, world_size=ranks,
+            loader={"epoch": step, "rng": 1 << 100}, extra={"lr": 0.5},
+        )  # fmt: skip
+
+    return save

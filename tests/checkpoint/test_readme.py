@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_recipes(repo: Path, tmp_path: Path) -> None:
+    """The recipes of the README run as they are written, in order: a loop, its upkeep, and files by hand."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    said = []
+    for language, text in re.findall(
+        r"```(sh|python)\n(.*?)```", (repo / "pitools/checkpoint/README.md").read_text(), re.DOTALL
+    ):  # fmt: skip
+        argv = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(
+            argv, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        said.append(done.stdout.splitlines())
+    loop, upkeep, by_hand = said
+    assert loop == []
+    assert [line.split()[0] for line in upkeep[:4]] == ["STEP", "40", "30", "20"]
+    assert '"checkpoint":"step_40","path":"payload/__0_0.distcp","problem":"size"' in upkeep[4]
+    assert '"quarantined":1,"good":30' in upkeep[5]
+    assert '"findings":0' in upkeep[6]
+    assert [line.partition('"state":')[2].partition(",")[0] for line in upkeep[7:]] == ['"kept"', '"kept"']
+    assert by_hand == ["7 []"]

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pitools.checkpoint import find, layout, verify
+from pitools.checkpoint.manifest import FILE_NAME, load
+from tests.checkpoint.conftest import Save
+
+PATHS = ["payload/_METADATA", "payload/d/0a", "payload/ocdbt.process_0/d/1b", "payload/empty", FILE_NAME]
+
+
+def kinds(path: Path, **more: object) -> dict[str, str]:
+    return {problem.path: problem.problem for problem in verify.check(path, **more)}
+
+
+@pytest.fixture(scope="module")
+def memory() -> Path:
+    """A folder in memory, where thousands of copies cost nothing."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+        yield Path(made)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_is_found(data: st.DataObject, save: Save, memory: Path) -> None:
+    """Any flipped bit, cut, growth, removal, addition or rename of any file of a checkpoint is found."""
+    folder = memory / "checkpoints"
+    if not folder.exists():
+        assert verify.check(save(7, to=folder)) == []
+    path = folder.parent / "other" / "step_7"
+    shutil.rmtree(path.parent, ignore_errors=True)
+    shutil.copytree(folder / "step_7", path)
+    victim = path / data.draw(st.sampled_from(PATHS))
+    content = victim.read_bytes()
+    fault = data.draw(st.sampled_from(["flip", "cut", "grow", "remove", "add", "rename", "swap"]))
+    if not content and fault in ("flip", "cut"):
+        fault = "grow"
+    if fault == "flip":
+        bit = data.draw(st.integers(0, 8 * len(content) - 1))
+        victim.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
+    elif fault == "cut":
+        victim.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    elif fault == "grow":
+        victim.write_bytes(content + data.draw(st.binary(min_size=1, max_size=3)))
+    elif fault == "remove":
+        victim.unlink()
+    elif fault == "add":
+        victim.with_name(f"{victim.name}.new").write_bytes(content)
+    elif fault == "rename":
+        victim.rename(victim.with_name(f"{victim.name}.new"))
+    else:
+        other = path / "payload" / "ocdbt.process_1" / "manifest"
+        theirs = other.read_bytes()
+        other.write_bytes(content)
+        victim.write_bytes(theirs)
+    assert verify.check(path)
+    # Of all that there is to be found, four ranks that share the work find at least as much as one.
+    found = {(problem.path, problem.problem) for rank in range(4) for problem in verify.check(path, share=(rank, 4))}
+    assert {(problem.path, problem.problem) for problem in verify.check(path)} == found
+
+
+def test_each_problem_is_told_from_the_others(save: Save) -> None:
+    """A finding names the file, what is wrong with it, what it should be and what it is."""
+    path = save(3, {"a": b"1", "b": b"2", "c": b"3", "e/f": b"4", "g": b"5"})
+    (path / "payload" / "a").unlink()
+    (path / "payload" / "b").write_bytes(b"22")
+    (path / "payload" / "c").write_bytes(b"4")
+    (path / "payload" / "e" / "f").unlink()
+    (path / "payload" / "e").rmdir()
+    (path / "payload" / "g").unlink()
+    os.mkfifo(path / "payload" / "g")
+    (path / "payload" / "new").touch()
+    (path / "out").symlink_to("/etc")
+    assert kinds(path) == {
+        "payload/a": "missing", "payload/b": "size", "payload/c": "digest", "payload/e/f": "missing",
+        "payload/g": "missing", "payload/new": "extra", "out": "extra",
+    }  # fmt: skip
+    (size,) = (problem for problem in verify.check(path) if problem.problem == "size")
+    assert size.text() == "payload/b: size: 2, expected 1"
+
+
+def test_names_that_lie(folder: Path, save: Save, tmp_path: Path) -> None:
+    """A checkpoint under another step's name, a link to one, and a name that is no checkpoint's are not believed."""
+    path = save(3)
+    path.rename(folder / "step_5")
+    assert kinds(folder / "step_5") == {FILE_NAME: "manifest"}
+    assert find.newest(folder) == 0
+    (folder / "step_5").rename(tmp_path / "step_3")
+    (folder / "step_3").symlink_to(tmp_path / "step_3")
+    assert kinds(folder / "step_3") == {"": "manifest"}
+    assert find.newest(folder) == 0
+    assert kinds(folder / "step_4") == {"": "missing"}
+
+
+def test_folder_behind_a_link(save: Save, tmp_path: Path) -> None:
+    """Where a folder was exchanged for a link, even to the same bytes, the checkpoint is not as it was saved."""
+    path = save(3)
+    (path / "payload").rename(tmp_path / "elsewhere")
+    (path / "payload").symlink_to(tmp_path / "elsewhere")
+    assert kinds(path) == {"payload": "extra"}
+
+
+@pytest.mark.parametrize("name", ["step_007", "step_", "step_-1", "step_1e9", f"step_{10**15}", f"step_{'9' * 200}",
+                                  "step_٣", "step_3 ", "Step_3", "step_3.orbax-checkpoint-tmp"])  # fmt: skip
+def test_absurd_names(folder: Path, save: Save, name: str) -> None:
+    """What is only like a checkpoint's name is none: nothing is found by it, nor removed."""
+    save(3)
+    (folder / "step_3").rename(folder / name)
+    assert (find.newest(folder), find.whole(folder), layout.left_over(folder)) == (0, [], [])
+
+
+def test_newest_looks_at_sizes_alone(folder: Path, save: Save) -> None:
+    """A checkpoint that lost a file is passed over for the one before it; a flipped bit is for `check` to find."""
+    for step in (1, 2, 3):
+        save(step)
+    (folder / "step_3" / "payload" / "d" / "0a").unlink()
+    assert find.newest(folder) == 2
+    path = folder / "step_2" / "payload" / "d" / "0a"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert find.newest(folder) == 2
+    assert kinds(folder / "step_2") == {"payload/d/0a": "digest"}
+    assert find.newest(folder / "nowhere") == 0
+
+
+def test_unreadable_file(save: Save) -> None:
+    """A link or a folder in a file's place is no file, and is not followed; the rest is still judged."""
+    path = save(3)
+    for name in ("_METADATA", "d/0a"):
+        (path / "payload" / name).unlink()
+    (path / "payload" / "_METADATA").symlink_to("/proc/self/mem")  # not followed
+    (path / "payload" / "d" / "0a").mkdir()
+    assert kinds(path) == {"payload/_METADATA": "missing", "payload/d/0a": "missing"}
+
+
+def test_forged_sizes_cost_nothing(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that claims exabytes is answered by one look at the file."""
+    from pitools.checkpoint.manifest import FileEntry
+
+    path = save(3)
+    entry = load(path).files[0]
+    forged = FileEntry(path=entry.path, bytes=1 << 60, digest=entry.digest)
+    (problem,) = verify._contents(path, [forged], 1, lambda _: None)
+    assert (problem.problem, problem.expected, problem.got) == ("size", str(1 << 60), str(entry.bytes))
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=60), st.integers(1, 9))
+def test_shares_cover_everything_once(sizes: list[int], ranks: int) -> None:
+    """Ranks that share a verification read each file once, and about as much each."""
+    from pitools.checkpoint.manifest import FileEntry
+
+    files = tuple(FileEntry(path=f"f{n}", bytes=size, digest="") for n, size in enumerate(sizes))
+    shares = verify.shared_out(files, ranks)
+    assert sorted(entry.path for share in shares for entry in share) == sorted(entry.path for entry in files)
+    loads = [sum(entry.bytes for entry in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes, default=0)

@@ -1,0 +1,51 @@
+"""When a loop saves, and with what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pitools.checkpoint import find
+from pitools.train.join import Peers
+from pitools.train.rank import Rank
+from pitools.train.saving import due, open_guard
+
+
+@given(total=st.integers(1, 100), every=st.integers(0, 20))
+def test_a_checkpoint_is_due_at_the_end_and_every_so_often(total: int, every: int) -> None:
+    """The last step is always kept, and between two checkpoints lie never more than `every` steps."""
+    kept = [done for done in range(1, total + 1) if due(done, total, every, 0)]
+    assert kept[-1] == total
+    assert len(kept) == (1 if not every else -(-total // every))
+    assert all(due(done, total, every, 15) for done in range(1, total + 1))
+
+
+def test_the_launcher_says_where_and_whose(tmp_path: Path) -> None:
+    """The folder and the run's name are the launcher's; with a disk of the node's own, that is saved to first."""
+    pytest.importorskip("jax", reason="this framework is not installed")
+    rank, near = Rank(checkpoint_dir=tmp_path / "pick-1" / "checkpoints"), tmp_path / "nvme"
+    env = {"PIT_RUN_DIR": str(tmp_path / "pick-1"), "PIT_CHECKPOINT_NVME": str(near)}
+    guard = open_guard(rank, Peers(), "jax", env)
+    assert guard
+    with guard:
+        guard.save(1, {"w": np.ones(3)})
+    for folder in (tmp_path / "pick-1" / "checkpoints", near / "pick-1.checkpoints"):
+        assert find.newest(folder) == 1
+        assert '"run":"pick-1"' in (folder / "owner.json").read_text()
+
+
+def test_without_a_folder_nothing_is_imported_for_it() -> None:
+    """A loop that keeps nothing does not pay for what keeps checkpoints."""
+    code = (
+        "import sys; from pitools.train.saving import open_guard; from pitools.train.join import Peers; "
+        "from pitools.train.rank import Rank; print(open_guard(Rank(), Peers(), 'torch'), "
+        "sorted({'orbax', 'torch', 'jax'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "None []\n"
