@@ -12,6 +12,7 @@ from pitools import __version__
 from pitools.core.errors import ClusterError, PitError, UsageError, nearest
 
 NOUNS = {
+    "checkpoint": "What a run could go on from: list, check, prune.",
     "dataset": "Recordings in, verified Zarr datasets out.",
     "launch": "Run a training job on a site, as a folder you can follow.",
     "place": "Which site, when, and what it costs; one queue over several sites.",

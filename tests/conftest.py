@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,14 @@ def _up(name: str) -> bool:
         return subprocess.run(["sinfo", "-h"], env=env, capture_output=True, timeout=20, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept between calls is this session's, and nothing that the developer's home knows of their clusters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +65,7 @@ def pit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpro
     home.mkdir()
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_", "SBATCH_"))}
     env |= {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "COLUMNS": "120"}
+    env["XDG_CACHE_HOME"] = str(home / ".cache")
     bin_folder = Path(os.sys.executable).parent  # type: ignore[attr-defined]
 
     def call(*words: str, env: dict[str, str] = env, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:

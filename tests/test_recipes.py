@@ -56,6 +56,13 @@ def test_launch_here(repo: Path, tmp_path: Path) -> None:
     assert '"state":"COMPLETED"' in said
 
 
+def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
+    """A program's own fault is not tried again, and the run says what it was."""
+    said = follow(repo, tmp_path, "pitools/launch/recover/README.md", 0, PIT_RUNS=str(tmp_path / "runs"))
+    assert "ModuleNotFoundError" in said
+    assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
+
+
 @pytest.mark.slurm
 def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callables go out as one array of a plan."""

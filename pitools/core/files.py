@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -32,7 +33,8 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
         if durable:
             sync_dir(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # read-only by now, it cannot be removed either
+            temporary.unlink(missing_ok=True)
         raise os_error(error, path) from error
 
 

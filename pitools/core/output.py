@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -11,6 +12,8 @@ from typing import IO, Any, Literal
 from pitools.core.record import Record
 
 Format = Literal["auto", "table", "jsonl", "tsv", "hosts"]
+_LEAST = 24  # characters that a cut cell keeps
+
 FORMATS: tuple[Format, ...] = ("auto", "table", "jsonl", "tsv", "hosts")
 
 
@@ -69,7 +72,8 @@ class Output:
     def _table(self) -> None:
         names = self._names(self._rows[0])
         rows = [[cell(getattr(row, name)) for name in names] for row in self._rows]
-        for line in table(names, rows):
+        width = shutil.get_terminal_size().columns if self.stream.isatty() else 0
+        for line in fitted(names, rows, width) if width else table(names, rows):
             self._line(line)
 
 
@@ -79,12 +83,45 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
     Not `rich`: a listing is the most typed command, and this costs nothing to start.
     """
     rows = [list(row) for row in rows]
-    heads = [name.replace("_", " ").upper() for name in names]
+    heads = [_head(name) for name in names]
     widths = [max(len(head), *(len(row[i]) for row in rows)) if rows else len(head) for i, head in enumerate(heads)]
     numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
     for row in [heads, *rows]:
         cells = [text.rjust(w) if n else text.ljust(w) for text, w, n in zip(row, widths, numeric, strict=True)]
         yield "  ".join(cells).rstrip()
+
+
+def fitted(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterable[str]:
+    """A table for a terminal of so many characters.
+
+    Where it is too wide, one row stands upright. Of several the longest cells are cut, but not in the first column: it
+    holds the names that are typed again. Then the last columns are left out, and the head says so with `…`.
+    """
+    heads = [_head(name) for name in names]
+    widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    if over > 0 and len(rows) == 1:
+        side = max(map(len, heads))
+        return [f"{head.ljust(side)}  {text}" for head, text in zip(heads, rows[0], strict=True)]
+    while over > 0 and (longest := max(widths[1:], default=0)) > _LEAST:
+        widths[widths.index(longest, 1)] -= 1
+        over -= 1
+    left = len(widths)
+    while left > 2 and sum(widths[:left]) + 2 * (left - 1) + (left < len(widths)) * 3 > width:
+        left -= 1
+    cut = [[_cut(text, w) for text, w in zip(row[:left], widths, strict=False)] for row in rows]
+    head, *lines = table(names[:left], cut)
+    return [head + "  …" if left < len(widths) else head, *lines]
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    return "…" + text[-(width - 1) :] if text.startswith("/") else text[: width - 1] + "…"
+
+
+def _head(name: str) -> str:
+    return name.replace("_", " ").upper()
 
 
 def cell(value: Any) -> str:

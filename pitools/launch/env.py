@@ -76,6 +76,8 @@ def common(at: Place, environ: Mapping[str, str], data: Mapping[str, str]) -> di
         "PIT_LOCAL_RANK": str(at.local_rank),
         "PIT_NODE": at.node,
         "PIT_CHECKPOINT_DIR": str(at.attempt_dir.parent.parent / "checkpoints"),
+        # A command's Python says where it was when it dies of a signal.
+        "PYTHONFAULTHANDLER": environ.get("PYTHONFAULTHANDLER", "1"),
     }
     for name, path in data.items():
         variables[f"PIT_DATA_{name.upper()}"] = path

@@ -1,12 +1,15 @@
 """submitit's SlurmExecutor with our script, our Slurm client, and the exit code of the ranks.
 
 Stock submitit renders one fixed script, calls `sbatch` by name, and forgets a subclass when it submits an array
-(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). Each of the overrides below is one of these;
+(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). It also stores the callable under the job's id,
+and only then: a job whose id nobody lived to hear would find none. Each of the overrides below is one of these;
 `tests/launch/test_executor.py` holds them against the installed version.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import uuid
 from collections.abc import Callable
@@ -17,6 +20,7 @@ import submitit
 from submitit.core import core, utils
 
 from pitools.core.errors import UsageError
+from pitools.core.files import write_atomic
 from pitools.launch import plan as planning
 from pitools.site.model import Site
 from pitools.site.template import container_prefix
@@ -67,13 +71,14 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
 
     def _submit_command(self, command: str) -> core.Job[Any]:
         script = self.run_dir / "script.sbatch"
-        script.write_text(self._make_submission_file_text(command, ""))
+        # Whole or absent: where a script is there, `pit launch tick` may find that nobody has submitted it.
+        write_atomic(script, self._make_submission_file_text(command, ""), durable=False)
         job_id = self.send(script)
         return self.job_class(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         if len(delayed_submissions) == 1:
-            return list(super()._internal_process_submissions(delayed_submissions))
+            return [self._submit_one(delayed_submissions[0])]
         pickles = []
         for delayed in delayed_submissions:
             path = self.folder / f"{uuid.uuid4().hex}.pkl"
@@ -92,3 +97,13 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         for job, path in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(path, "submitted_pickle")
         return jobs
+
+    def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
+        """Unlike submitit, keep the callable under a name that needs no job id: whoever finds the job can link it."""
+        path = self.folder / f"{uuid.uuid4().hex}_submitted.pkl"
+        delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
+        delayed.dump(path)
+        job = self._submit_command("")
+        with contextlib.suppress(FileExistsError):
+            os.link(path, job.paths.submitted_pickle)
+        return job

@@ -1,8 +1,9 @@
 """The same run without Slurm: a supervisor process that does what the job script does, on this machine.
 
-It stages, starts the ranks as processes with srun's variables set, ends all when one fails, and writes exit.json.
-`start` detaches it, so that `pit launch run` returns at once here too. Each rank has a session of its own: as in Slurm,
-signals are the rank's to pass on, but SIGKILL, and the end of the run, meet everything that is left of the session.
+It stages, starts the ranks as processes with srun's variables set, ends all when one fails or they stand still, and
+goes on to another attempt as the job script does, by the same functions (attempt/). `start` detaches it, so that
+`pit launch run` returns at once here too. Each rank has a session of its own: as in Slurm, signals are the rank's to
+pass on, but SIGKILL, and the end of the run, meet everything that is left of the session.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError
+from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
 from pitools.launch.plan import Plan
 from pitools.run import folder
 from pitools.site.model import Site
@@ -78,38 +81,54 @@ def _start_ticks(pid: int) -> int:
 
 
 def supervise(run_dir: Path) -> int:
-    """Run one attempt to its end; returns its exit code. Called in the supervisor process."""
-    stopper = _Stopper()
+    """Run attempts until one has finished, or another would not help; returns the exit code of the last.
+
+    Called in the supervisor process.
+    """
     plan = msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
-    attempt = run_dir / "attempts" / str(len(folder.attempts(run_dir)))
-    (attempt / "logs").mkdir(parents=True)
-    deadline = time.monotonic() + plan.job.time_s
-    code = _stage(plan, run_dir, attempt, stopper, deadline) or _ranks(plan, run_dir, attempt, stopper, deadline)
-    state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
-    ended = folder.Attempt(job_id=f"local-{os.getpid()}", exit_code=code, ended=clock.now(), state=state)
-    folder.write(attempt / "exit.json", ended)
-    return code
+    stopper = _Stopper(plan.job.time_s)
+    job = where.Job(
+        run_dir=run_dir, number=0, job_id=f"local-{os.getpid()}", cluster="", restart=0,
+        node_list=socket.gethostname(), nodes=1, task="", mode=where.mode(run_dir, os.environ),
+    )  # fmt: skip
+    ends = clock.text(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
+    while True:
+        try:
+            attempt = begin.begin(job, ends=ends)
+        except begin.NoBeginning as no:
+            print(f"pit: {no}", file=sys.stderr)
+            return no.code
+        stopper.attempt = attempt
+        code = _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+        state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
+        said = end.end(job, attempt, code, state=state)
+        if said != end.AGAIN:
+            return int(said)
 
 
 class _Stopper:
     """Remembers the first signal that asked this run to end; USR2 asks for nothing, and is passed on to the ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_s: float) -> None:
         self.number = 0
         self.late = False
+        self.deadline = time.monotonic() + time_s
+        self.attempt: Path | None = None
         self.children: list[subprocess.Popen[bytes]] = []
         for number in _HANDLED:
             signal.signal(number, self._ask)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
     def _ask(self, number: int, _frame: object) -> None:
+        if self.attempt:
+            signals.note(self.attempt, number, self.deadline - time.monotonic())
         if number == signal.SIGUSR2:
             _send(self, number)
         else:
             self.number = self.number or number
 
 
-def _stage(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline: float) -> int:
+def _stage(plan: Plan, attempt: Path, stopper: _Stopper) -> int:
     node = socket.gethostname()
     for data in plan.data:
         if stopper.number:
@@ -117,13 +136,13 @@ def _stage(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline
         receipt = attempt / "nodes" / node / f"{data.name}.json"
         argv = [sys.executable, "-m", "pitools", "stage", "run", data.source]
         argv += ["--to", fill(plan.nvme), "--receipt", str(receipt)]
-        stopper.children = [proc.start(argv, env=os.environ, log=run_dir / "supervisor.out", session=True)]
-        if code := _wait(stopper, deadline, attempt):
+        stopper.children = [proc.start(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out", session=True)]
+        if code := _wait(stopper, attempt):
             return code
     return 128 + stopper.number if stopper.number else 0
 
 
-def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline: float) -> int:
+def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     """Start every rank, wait, and end the others when one fails; the first bad exit code, or 0."""
     world_size = plan.job.nodes * plan.job.tasks_per_node
     node = socket.gethostname()
@@ -143,32 +162,39 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper, deadline
         argv = [sys.executable, "-u", "-m", "pitools.launch.worker", "plan", str(run_dir / "plan.json")]
         env = {**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
         stopper.children.append(proc.start(argv, env=env, log=attempt / "logs" / f"{rank}.out", session=True))
-    return _wait(stopper, deadline, attempt, warning=plan.job.signal)
+    limits = watch.limits(run_dir / "plan.json")
+    looker = watch.Watch(attempt / "steps", limits) if limits else None
+    return _wait(stopper, attempt, warning=plan.job.signal, looker=looker)
 
 
-def _wait(stopper: _Stopper, deadline: float, attempt: Path, *, warning: str = "") -> int:
-    """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM and GRACE_S.
+def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.Watch | None = None) -> int:
+    """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM, and SIGKILL after a grace.
 
     warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
     leaves nothing of their sessions.
     """
     first_bad = 0
     name, _, before_s = warning.partition("@")
-    warn_at = deadline - float(before_s) if warning else float("inf")
+    warn_at = stopper.deadline - float(before_s) if warning else float("inf")
     kill_at = float("inf")
     while True:
-        codes = [child.poll() for child in stopper.children]
-        bad = next((code for code in codes if code), 0)
-        stopper.late = stopper.late or (time.monotonic() > deadline and not bad)
+        ended_with = [child.poll() for child in stopper.children]
+        bad = next((code for code in ended_with if code), 0)
+        stopper.late = stopper.late or (time.monotonic() > stopper.deadline and not bad)
         if time.monotonic() > warn_at:
             warn_at = float("inf")
+            signals.note(attempt, signal.Signals[f"SIG{name}"], stopper.deadline - time.monotonic())
             _send(stopper, signal.Signals[f"SIG{name}"])
         ending = bool(bad or stopper.number or stopper.late)
         if ending and kill_at == float("inf"):
             first_bad = _failure(bad, attempt) if bad else 128 + (stopper.number or signal.SIGTERM)
-            kill_at = time.monotonic() + GRACE_S
+            kill_at = time.monotonic() + (attend.GRACE_S if bad else GRACE_S)
             _send(stopper, signal.SIGTERM)
-        ended = all(code is not None for code in codes)
+        if not ending and looker and (hang := looker.due()):
+            folder.write(attempt / "hang.json", hang)
+            stacks.here(attempt, socket.gethostname())
+            first_bad, kill_at = codes.HUNG, time.monotonic()
+        ended = all(code is not None for code in ended_with)
         if ended or time.monotonic() > kill_at:
             for child in stopper.children:
                 proc.kill_session(child.pid)

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core.errors import ClusterError
 from pitools.core.files import os_error
-from pitools.launch import leave, seen
+from pitools.launch import jobs, leave, once, seen
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
+from pitools.launch.reproduce import provenance
 from pitools.launch.seen import Seen
 from pitools.run import folder
 from pitools.site.connect import client
@@ -37,25 +38,19 @@ def run_dir(site: Site, name: str) -> Path:
 def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.JobRef:
     """Queue a plan under this name and return its job; one that was queued before is only looked up.
 
-    Raises ClusterError when Slurm refuses, Unreachable when it cannot be asked, Unanswered when it may have it. A name
-    is never given to sbatch twice.
+    Raises ClusterError when Slurm refuses, Unreachable when it cannot be asked, Unanswered when it may have it: look
+    again later, by the same call, or take it back. A name is never given to sbatch twice.
     """
     at = run_dir(site, name)
-    slurm = client(site)
     if not at.exists():
         _make(at, plan, site, gate)
-        return _note(at, site, slurm.submit(path=str(at / "script.sbatch")).job_id)
-    if known := folder.read(at / "job.json", folder.JobRef):
+    if not (at / "script.sbatch").exists():
+        raise ClusterError("it was taken back before it was submitted", where=str(at), hint="submit it anew")
+    if not jobs.is_open(at, 0):
+        return once.send(at, site, number=0, patience_s=0.0)
+    if known := once.find(at, site, 0):
         return known
-    if there := slurm.jobs(user=slurm.user(), name=name, all_states=True):
-        return _note(at, site, there[0].raw_id)
     raise Unanswered("it was submitted before, and no job of its name is there", where=str(at), hint="take it back")
-
-
-def _note(run_dir: Path, site: Site, job_id: str) -> folder.JobRef:
-    job = folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now())
-    folder.write(run_dir / "job.json", job)
-    return job
 
 
 def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
@@ -66,13 +61,17 @@ def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         building.mkdir()
         (building / "request.toml").write_text(plan.request_text)
+        plan = provenance.capture(plan, site, building, run_dir)
         (building / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         (building / "checkpoints").mkdir()
         (building / "attempts").mkdir()
         python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
         words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan"]
         payload = " ".join([*words, shlex.quote(f"{run_dir}/plan.json")])
-        text = planning.script(plan, site, run_dir=str(run_dir), payload=payload)
+        # A ticket goes on in its own job alone: which other job does its work is for the queue to say.
+        env = {**plan.request.env, "PIT_RECOVER": "allocation"}
+        shown = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
+        text = planning.script(shown, site, run_dir=str(run_dir), payload=payload)
         (building / "script.sbatch").write_text(leave.script(text, str(run_dir), gate=gate))
         os.rename(building, run_dir)
     except OSError as error:

@@ -10,6 +10,7 @@ import msgspec
 from pitools.core import units
 from pitools.core.errors import ConfigError
 from pitools.core.record import Record
+from pitools.launch.attempt import notice
 from pitools.launch.request import Request
 from pitools.site import dialect
 from pitools.site.model import Partition, Site
@@ -93,7 +94,8 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         constraint=request.constraint,
         nodelist=request.nodelist,
         exclude=request.exclude,
-        signal=request.signal,
+        signal=_signal(request, site, time_s),
+        requeue=site.recover.chain != "none",
     )
     dialect.flags(site, job)  # what the site has no flag for is refused now, not when the script is written
     return Plan(
@@ -116,6 +118,17 @@ def _time_s(request: Request, site: Site, where: str) -> int:
         # To Slurm, --time=0 is no limit at all.
         raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
     return time_s
+
+
+def _signal(request: Request, site: Site, time_s: int) -> str:
+    """What ranks are sent before the time limit: as asked, else as the framework's programs understand it."""
+    if request.signal:
+        return "" if request.signal == "none" else request.signal
+    if request.framework == "none":
+        return ""  # a command saves nothing unless its writer thought of it
+    name, _, before_s = notice.signal_for(request.framework, site.recover.grace_s).partition("@")
+    # A short job is there to run, not to be told that it ends.
+    return f"{name}@{min(int(before_s), time_s // 4)}"
 
 
 def _fits(request: Request, site: Site, name: str, time_s: int, where: str) -> None:

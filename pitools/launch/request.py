@@ -17,10 +17,39 @@ Topology = Literal["none", "exclude", "nodelist", "reservation"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}")
+_SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}|none")
 # Each would make a world of its own on every rank, and train N models that know nothing of each other.
 _LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec"}
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often in a row a run goes on after each cause without progress: a newer whole checkpoint refills all.
+
+    max: over all causes. Preemption, and a time limit that was reached with progress, cost nothing.
+    """
+
+    node: int = 5
+    gpu: int = 5
+    network: int = 3
+    hang: int = 2
+    storage: int = 5
+    unknown: int = 2
+    memory: int = 0
+    user: int = 0
+    max: int = 100
+
+
+class Watching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When ranks that write no step are taken to hang.
+
+    hang_factor: so many times the usual step, and hang_min at least; start: for the first step of an attempt. Times as
+    `2m`; "0" for hang_min turns the watch off.
+    """
+
+    hang_factor: float = 10.0
+    hang_min: str = "2m"
+    start: str = "30m"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +61,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tiers. partition, account, tier: "" is the site's. gpu: the types that will do, divided by commas, as site files
     name them; gpu_memory_gib: what each needs at least. segment: nodes that must share a block, where the site's
     topology has blocks; 0 leaves it to Slurm. topology: how Slurm is kept to the best free nodes, "none" to leave
-    the choice to it. signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" for none. workdir:
-    where ranks run, relative to the request file. memory: of each node, as `sbatch --mem`.
+    the choice to it. signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" is the
+    framework's own, "none" for none. workdir: where ranks run, relative to the request file. snapshot: whether they
+    run in a copy of it as it was at submission, which is kept with the run. memory: of each node, as `sbatch
+    --mem`. retry, watch: see there.
     """
 
     name: str
@@ -58,9 +89,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     exclude: str = ""
     signal: str = ""
     workdir: str = "."
+    snapshot: bool = True
     data: dict[str, str] = {}
     args: dict[str, Any] = {}
     env: dict[str, str] = {}
+    retry: Retry = Retry()
+    watch: Watching = Watching()
 
 
 def load(path: Path) -> Request:
@@ -113,11 +147,16 @@ def check(request: Request, where: str) -> None:
         # A command may hold newlines: it travels in plan.json, never in a script.
         whole = value.replace("\n", "") if key == "command" else value
         require(whole.isprintable(), f"{key} holds a newline, NUL or other control character")
-    if request.time:
+    for key in Retry.__struct_fields__:
+        count, least = getattr(request.retry, key), int(key == "max")
+        require(count >= least, f"retry.{key} = {count} must be {least} or more")
+    require(request.watch.hang_factor >= 1, f"watch.hang_factor = {request.watch.hang_factor}", "1 or more")
+    times = {"time": request.time or "1h", "watch.hang_min": request.watch.hang_min}
+    for key, value in {**times, "watch.start": request.watch.start}.items():
         try:
-            units.seconds(request.time)
+            units.seconds(value)
         except PitError as error:
-            raise ConfigError(f"time: {error.what}", where=where, hint=error.hint) from error
+            raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error
 
 
 def _texts(request: Request) -> list[tuple[str, str]]:

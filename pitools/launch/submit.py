@@ -6,16 +6,18 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from pitools.core import clock, proc
+from pitools.core import proc
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.files import os_error
-from pitools.launch import local, nodes
+from pitools.launch import jobs, local, nodes
 from pitools.launch.plan import Plan
+from pitools.launch.recover import settling
+from pitools.launch.reproduce import provenance
 from pitools.run import folder
 from pitools.site.connect import client
 from pitools.site.model import Site
@@ -57,39 +59,37 @@ def check(plan: Plan, site: Site) -> None:
         raise ConfigError(what, where=plan.request.workdir, hint=f"try there: {plan.python} -c 'import {module}'")
 
 
-def run(plan: Plan, site: Site) -> Path:
-    """Make the run's folder and start its job; returns the folder. Raises what `check` and the site's Slurm raise."""
+def run(plan: Plan, site: Site, *, run_id: str = "", seed: Callable[[Path], None] = lambda _: None) -> Path:
+    """Make the run's folder and start its job; returns the folder. Raises what `check` and the site's Slurm raise.
+
+    run_id: "" for a new one. seed: puts into the folder, before it appears, what the run is to begin with.
+    """
     check(plan, site)
-    run_dir = Path(plan.runs) / folder.new_id(plan.name)
+    run_dir = Path(plan.runs) / (run_id or folder.new_id(plan.name))
     if site.reach.kind == "ssh" and not run_dir.parent.parent.is_dir():
         what = f'no folder "{run_dir.parent.parent}" here: runs of "{site.name}" need storage that both sides see'
         raise ClusterError(what, where="paths.runs", hint="launch from a machine that mounts it")
     try:
-        _make(run_dir, plan)
+        plan = _make(run_dir, plan, site, seed)
     except OSError as error:
         raise os_error(error, run_dir) from error
-    folder.note(run_dir, "created", site=site.name)
     try:
         fabric = nodes.fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
         job = _start(plan, site, run_dir, HELD if fabric else ())
-    except Unanswered as error:
-        # The request was sent and no answer came: the job may exist, and needs its folder then.
-        folder.note(run_dir, "unanswered", error=str(error))
-        raise Unanswered(error.what, where=str(run_dir), hint=_look_for(run_dir)) from error
-    except KeyboardInterrupt:
-        if (run_dir / "job.json").exists() or not (run_dir / "script.sbatch").exists():
-            _undo(run_dir, site)
-        else:
-            folder.note(run_dir, "interrupted")
-            print(f"pit: {_look_for(run_dir)}", file=sys.stderr)
-        raise
-    except OSError as error:
+    except BaseException as error:
+        if jobs.is_open(run_dir, 0):
+            # sbatch was called, and what it did is not known: the job may exist, and needs its folder then.
+            folder.note(run_dir, "unanswered", error=str(error))
+            hint = f"the run's folder is kept; this finds its job, or submits it: pit launch resume {run_dir.name}"
+            if isinstance(error, KeyboardInterrupt):
+                print(f"pit: {hint}", file=sys.stderr)
+                raise
+            what = error.what if isinstance(error, PitError) else str(error)
+            raise Unanswered(what, where=str(run_dir), hint=hint) from error
         _undo(run_dir, site)
-        raise os_error(error, run_dir) from error
-    except BaseException:
-        _undo(run_dir, site)
+        if isinstance(error, OSError):
+            raise os_error(error, run_dir) from error
         raise
-    folder.note(run_dir, "submitted", job_id=job.job_id)
     if fabric:
         _place(plan, site, run_dir, fabric, job.job_id)
     return run_dir
@@ -103,10 +103,6 @@ def _place(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -
         raise
 
 
-def _look_for(run_dir: Path) -> str:
-    return f"look for job name {run_dir.name} with squeue before you run it again; the run's folder is kept"
-
-
 def _undo(run_dir: Path, site: Site) -> None:
     """Take back what was begun: the job, if there is one already, and the folder."""
     with contextlib.suppress(PitError):
@@ -115,19 +111,26 @@ def _undo(run_dir: Path, site: Site) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _make(run_dir: Path, plan: Plan) -> None:
+def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -> Plan:
+    """Make the run's folder, whole or not at all; returns the plan of what runs: see reproduce/provenance.py."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     building = run_dir.with_name(f".{run_dir.name}")
     building.mkdir()
     try:
         (building / "request.toml").write_text(plan.request_text)
+        plan = provenance.capture(plan, site, building, run_dir)
         (building / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         (building / "checkpoints").mkdir()
         (building / "attempts").mkdir()
+        if site.scheduler == "slurm":
+            (building / "jobs").mkdir()
+        folder.note(building, "created", site=site.name)
+        seed(building)
         os.rename(building, run_dir)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
+    return plan
 
 
 def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> folder.JobRef:
@@ -135,19 +138,17 @@ def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> folder
     if site.scheduler == "none":
         job = local.start(run_dir, site)
         folder.write(run_dir / "job.json", job)
+        folder.note(run_dir, "submitted", job_id=job.job_id)
         return job
     # submitit is 90 ms of imports, and a local run has no use for it.
     from pitools.launch import worker
     from pitools.launch.executor import PitExecutor
 
-    slurm = client(site)
     sent: list[folder.JobRef] = []
 
-    def send(script: Path) -> str:
-        job_id = slurm.submit(path=str(script), args=args).job_id
-        sent.append(folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now()))
-        folder.write(run_dir / "job.json", sent[0])
-        return job_id
+    def send(_script: Path) -> str:
+        sent.append(settling.send(run_dir, plan, site, number=0, patience_s=None, args=args))
+        return sent[0].job_id
 
     PitExecutor(plan, site, run_dir, send).submit(worker.run, str(run_dir / "plan.json"))
     return sent[0]

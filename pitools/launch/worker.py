@@ -4,20 +4,17 @@
     python -m pitools.launch.worker submitit FOLDER               of a job that submitit submitted: its pickle
     python -m pitools.launch.worker plan <run>/plan.json          of a local run
 
-Exit codes of its own, beside the program's: 90 the ranks did not meet, 91 rank 0 is not where the rank order says,
-92 a dataset is not on the node. All may be retried.
+Its exit code is the program's, or one of ours: see pitools/launch/attempt.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,12 +22,13 @@ import msgspec
 from pitools.core import proc
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.launch import env, rendezvous
+from pitools.launch.attempt import killed, stacks, word
+from pitools.launch.attempt.codes import MISPLACED, NO_DATA, NOT_MET
 from pitools.launch.plan import Plan
 from pitools.run import folder
 from pitools.stage.cache import lease
 
 JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
-NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
 # bash outlives the signals at which its programs may save. A trap, and not `trap ''`: what bash ignores its programs
 # would ignore too. At TERM it waits for the program it is in, goes no further, and returns that program's code.
 _OUTLIVE = "trap : HUP USR1 USR2; trap exit TERM; "
@@ -44,6 +42,9 @@ def run(plan_path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_DFL)
     _enter(request.framework)
+    from pitools.launch.reproduce import guard  # what a person's own script starts has no copy of its code
+
+    guard.check_running(plan)
     if request.command:
         shell = ["bash", "-c", _OUTLIVE + request.command]
         code = proc.in_group(shell, env=os.environ, cwd=Path(request.workdir))
@@ -56,29 +57,10 @@ def run(plan_path: str) -> None:
     getattr(importlib.import_module(module), function)(**request.args)
 
 
-@contextmanager
-def _telling() -> Iterator[None]:
-    """Leave word of a failure, if this rank is the first of its attempt.
-
-    srun returns the highest code of all ranks, and those that it ends because of the first (143) hide it. A rank that
-    was told to end has not failed: where the first was killed and could leave no word, srun's own code stands.
-    """
-    try:
-        yield
-    except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        place = " ".join(os.environ.get(name, "?") for name in ("SLURM_PROCID", "SLURMD_NODENAME"))
-        attempt = os.environ.get("PIT_ATTEMPT_DIR")
-        with contextlib.suppress(OSError):  # whoever was first has the file
-            if attempt and code not in (0, 128 + signal.SIGTERM):
-                with (Path(attempt) / "first_failure").open("x") as file:
-                    file.write(f"{code} {place}\n")
-        raise
-
-
 def _enter(framework: str) -> None:
     """Meet the other ranks and set this process's environment. Raises SystemExit with a code of ours."""
     at = env.place(os.environ)
+    stacks.arm(at.attempt_dir, at.rank)
     try:
         data = env.datasets(at)
         _lease(data)
@@ -92,7 +74,7 @@ def _enter(framework: str) -> None:
     os.environ.update(variables(at, os.environ, framework, coordinator, data))
     record = folder.Rank(
         rank=at.rank, world_size=at.world_size, local_rank=at.local_rank, node=at.node, pid=os.getpid(),
-        coordinator=coordinator, data=data,
+        coordinator=coordinator, data=data, oom_kills=killed.oom_kills(),
     )  # fmt: skip
     folder.write(at.attempt_dir / "ranks" / f"{at.rank}.json", record)
 
@@ -136,7 +118,7 @@ def variables(
 def main(argv: list[str]) -> int:
     """One rank, in one of the three ways that the module's docstring shows."""
     how, *rest = argv or [""]
-    with _telling():
+    with word.of_failure():
         if how == "plan" and len(rest) == 1:
             run(rest[0])
         elif how == "submitit" and len(rest) == 1:

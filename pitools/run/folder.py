@@ -4,17 +4,20 @@
     request.toml        the request as it was given
     plan.json           pit.plan/1: the request resolved for one site
     script.sbatch       what was submitted
-    job.json            pit.job-ref/1: which job, or process, this run became
+    job.json            pit.job-ref/1: which job, or process, this run became; of several the newest
+    jobs/<k>/           one submission, k = 0, 1, …: `launch/jobs.py` draws it
     events.jsonl        pit.event/1: what was done to the run, oldest first
-    checkpoints/        the training loop's own
+    verdict.json        pit.verdict/1: how it ended, once and for all; absent while it is to go on
+    provenance.json     what it was made from, with code/, environment.txt, dirty.patch: `launch/reproduce` writes them
+    checkpoints/        `pitools/checkpoint` draws it
+    progress            steps that are safe, as text, of a program that keeps its checkpoints in a way of its own
     submitit/           pickles and results of the ranks
-    attempts/<n>/       one start of the job
+    attempts/<n>/       one start of the ranks: `run/attempt.py` draws what it keeps of its beginning and its end
         hostfile        line i is the node of rank i
         nodes/<node>/<dataset>.json     pit.stage/1: what that node staged
         ranks/<rank>.json               pit.rank/1: where that rank ran and what it read
         steps/<rank>.jsonl              pit.step/1
-        logs/                           <rank>.out, stage.<node>.out
-        exit.json       pit.attempt/1: how it ended; absent while it runs
+        logs/                           <rank>.out, srun.err, stage.<node>.out
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     """What a run is now.
 
     state: Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, …), UNKNOWN where none can be had.
-    exit_code: of the last attempt; None until it ended. job_id: "" before submission.
+    exit_code: of the last attempt; None until it ended. job_id: of its newest job, "" before submission. steps: the
+    last one reached + 1, or those that are safe where the program logs none. cause, reason: why it ended, or why its
+    last attempt did. is_over: whether that is its verdict: a run without one goes on, whatever became of its job.
     """
 
     run_id: str
@@ -51,18 +56,25 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     nodes: int
     created: str
     attempts: int = 0
+    steps: int = 0
+    cause: str = ""
+    reason: str = ""
+    is_over: bool = False
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
     """What a run became.
 
-    host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks is when it started, in clock ticks
-    since that host's boot (field 22 of /proc/<pid>/stat).
+    cluster: its ClusterName, "" where that is not known: job ids count anew on every cluster. number: which of the
+    run's jobs it is, 0 for the first. host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks
+    is when it started, in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
     """
 
     job_id: str
     site: str
     submitted: str
+    cluster: str = ""
+    number: int = 0
     host: str = ""
     pid: int = 0
     start_ticks: int = 0
@@ -78,7 +90,10 @@ class Attempt(Record, frozen=True, kw_only=True, tag="pit.attempt/1"):
 
 
 class Rank(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
-    """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder it reads."""
+    """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder it reads.
+
+    oom_kills: how many processes the node's kernel had killed for want of memory before; None where it does not say.
+    """
 
     rank: int
     world_size: int
@@ -87,6 +102,7 @@ class Rank(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
     pid: int
     coordinator: str
     data: dict[str, str]
+    oom_kills: int | None = None
 
 
 class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):
@@ -113,8 +129,13 @@ def find(runs: Path, run: str) -> Path:
     for path in (runs / run, Path(run)):
         if (path / "plan.json").is_file():
             return path.resolve()
-    known = [path.parent.name for path in runs.glob("*/plan.json")]
-    raise UsageError(f'no run "{run}"', where=str(runs), hint=nearest(run, known[-20:]))
+    rest = next((path for path in (runs / run, Path(run)) if run and (path / "request.toml").is_file()), None)
+    if rest is not None:
+        hint = "its checkpoints can be looked at: pit checkpoint list FOLDER/checkpoints"
+        raise DataError("a part of the run is gone: plan.json", where=str(rest), hint=hint)
+    hint = nearest(run, (path.parent.name for path in runs.glob("*/plan.json")))
+    more = "`pit launch list --site NAME` has them"  # a long list of ids helps nobody
+    raise UsageError(f'no run "{run}"', where=str(runs), hint=hint if hint.startswith("did you mean") else more)
 
 
 def attempts(run_dir: Path) -> list[Path]:
@@ -122,6 +143,19 @@ def attempts(run_dir: Path) -> list[Path]:
     # `<restart>`, or `<array task>.<restart>`: numbers sort as numbers.
     found = [path for path in (run_dir / "attempts").glob("*") if re.fullmatch(r"\d+(\.\d+)?", path.name)]
     return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
+
+
+def ranks(attempt: Path, node: str) -> list[Rank]:
+    """The ranks of an attempt that ran on a node, as far as they left their records."""
+    found = []
+    for path in (attempt / "ranks").glob("*.json"):
+        try:
+            rank = msgspec.json.decode(path.read_bytes(), type=Rank)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if rank.node == node:
+            found.append(rank)
+    return found
 
 
 def first_failure(run_dir: Path) -> tuple[int, int, str] | None:
@@ -134,10 +168,10 @@ def first_failure(run_dir: Path) -> tuple[int, int, str] | None:
         return None
 
 
-def write(path: Path, record: Record) -> None:
-    """Write one record as a file that is whole or absent."""
+def write(path: Path, record: Record, *, durable: bool = False) -> None:
+    """Write one record as a file that is whole or absent. durable: also after a loss of power."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, msgspec.json.encode(record) + b"\n", durable=False)
+    write_atomic(path, msgspec.json.encode(record) + b"\n", durable=durable)
 
 
 def read(path: Path, kind: type[T]) -> T | None:

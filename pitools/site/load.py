@@ -169,6 +169,11 @@ def _check_units(site: Site, where: str) -> None:
         key = "place.bandwidth"
         if not units.size(site.place.bandwidth):
             raise ConfigError("nothing would ever arrive", hint='bandwidth = "100MiB"')
+        key = "recover.exclude_for"
+        units.seconds(site.recover.exclude_for)
+        key = "recover.exclude_share and grace_s"
+        if not 0 <= site.recover.exclude_share <= 1 or site.recover.grace_s < 0:
+            raise ConfigError("a share is between 0 and 1, a time 0 or more", hint="exclude_share = 0.1")
         for name, partition in site.partitions.items():
             key = f"partitions.{name}.max_time"
             dialect.limit_s(partition)

@@ -149,6 +149,22 @@ class Placing(Section, frozen=True, kw_only=True):
     gpu_hours: float = 0.0
 
 
+class Recover(Section, frozen=True, kw_only=True):
+    """How runs go on here after a fault, a preemption, or their time limit.
+
+    chain: "fresh" submits a new job, "requeue" puts the same one back in the queue wherever that will do, "none" leaves
+    it to a person. submit_from: "node" where compute nodes may call sbatch, else "login": `pit launch tick`, `watch`
+    and `--wait` do it. grace_s: between SIGTERM and SIGKILL at preemption. exclude_share: of a partition's nodes, the
+    most that runs keep away from at a time; exclude_for: how long they do.
+    """
+
+    chain: Literal["fresh", "requeue", "none"] = "fresh"
+    submit_from: Literal["node", "login"] = "node"
+    grace_s: float = 30.0
+    exclude_share: float = 0.1
+    exclude_for: str = "24h"
+
+
 class Container(Section, frozen=True, kw_only=True):
     """What ranks run in. Staging and rank order always run on the host."""
 
@@ -184,6 +200,7 @@ class Site(Section, frozen=True, kw_only=True):
     stage: Staging = Staging()
     topology: Topology = Topology()
     place: Placing = Placing()
+    recover: Recover = Recover()
     container: Container = Container()
 
 

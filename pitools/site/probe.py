@@ -31,6 +31,7 @@ def site_file(name: str, *, host: str, conf: str) -> str:
         *_tiers(qos, missing),
         *_defaults(mine, qos, partitions),
         *_fabric(config),
+        *_recover(config, partitions, qos),
         *_partitions(partitions, slurm.nodes()),
     ]
     return "\n".join(lines) + "\n"
@@ -78,6 +79,32 @@ def _fabric(config: Config) -> list[str]:
     plugin = config.values.get("TopologyPlugin", "").removeprefix("topology/")
     known = {"tree": "tree", "block": "block", "3d_torus": "torus"}.get(plugin, "none")
     return ["", "[topology]", f"plugin = {_q(known)}"]
+
+
+def _recover(config: Config, partitions: Sequence[Partition], qos: Iterable[Qos]) -> list[str]:
+    """How jobs end here, and how the next one comes."""
+    said = config.values
+    # What is preempted gets the grace time of its partition or QOS, if they give one, and KillWait in any case.
+    graces = [part.grace_s for part in partitions if part.grace_s] + [row.grace_s for row in qos if row.grace_s]
+    grace_s = min(graces) if graces else _seconds(said.get("KillWait", ""), 30)
+    lines = ["", "[recover]", f"grace_s = {grace_s}"]
+    lines += ['# ?? "login" where compute nodes may not call sbatch', 'submit_from = "node"']
+    mode, back = said.get("PreemptMode", "OFF").upper(), said.get("JobRequeue", "1") == "1"
+    if "REQUEUE" in mode and back:
+        delay_s = _seconds(said.get("AuthInfo", "").partition("cred_expire=")[2].partition(",")[0], 120)
+        lines.append(
+            f"# Slurm puts back what it preempts, after {delay_s} s (cred_expire); a fresh job starts at once."
+        )
+    elif not back:
+        lines.append('# JobRequeue=0: Slurm puts no job back by itself, and chain = "requeue" would not work.')
+    else:
+        lines.append(f"# PreemptMode={mode}: Slurm puts back no job that it preempts.")
+    return [*lines, 'chain = "fresh"']
+
+
+def _seconds(text: str, default: int) -> int:
+    word = text.split(" ")[0]
+    return int(word) if word.isdecimal() else default
 
 
 def _partitions(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[str]:

@@ -19,10 +19,12 @@ _LONGEST = 130_000  # Linux takes 128 KiB in one argument
 
 _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 
+MINE = ("%i", "%A", "%T")
 VERSION = ["sinfo", "-V"]
 USER = ["id", "-un"]
 CONFIG = ["scontrol", "show", "config"]
 PARTITIONS = ["scontrol", "-o", "show", "partition"]
+PING = ["scontrol", "ping"]
 TOPOLOGY = ["scontrol", "show", "topology"]
 QOS = ["sacctmgr", "-n", "-P", "show", "qos", f"format={','.join(QOS_FORMAT)}"]
 
@@ -52,6 +54,11 @@ def jobs(
     narrow += ["--states=all"] if all_states else []
     narrow += ["--array"] if each_task else []
     return ["squeue", "-h", "--noconvert", *narrow, "-o", sep.join(JOB_FORMAT.values())]
+
+
+def mine(sep: str = "|") -> list[str]:
+    """Every job of whoever asks, also those that ended minutes ago, a line for every task of a pending array."""
+    return ["squeue", "-h", "--all", "--me", "--states=all", "--array", "-o", sep.join(MINE)]
 
 
 def job(job_id: str) -> list[str]:
@@ -145,6 +152,11 @@ def end_reservation(name: str) -> list[str]:
     """Let a reservation end in two seconds; what runs in it goes on, where it is FLEX."""
     checked = _checked(name, _RESERVATION, "reservation")
     return ["scontrol", "update", f"reservationname={checked}", "endtime=now+2"]
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text is a job's id, a task's, a component's."""
+    return bool(_JOB_ID.fullmatch(text))
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

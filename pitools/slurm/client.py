@@ -6,14 +6,15 @@ ClusterError (4) with Slurm's own sentence when it refuses, and ToolMissing wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import BinaryIO
 
 from pitools.core import proc
 from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.slurm import argv, parse_accounts, parse_cluster, parse_jobs, parse_nodes
-from pitools.slurm.answer import separator
-from pitools.slurm.reach import READING, Reach, Run, call
+from pitools.slurm import argv, pace, parse_accounts, parse_cluster, parse_jobs, parse_nodes, parts
+from pitools.slurm.answer import rows, separator
+from pitools.slurm.reach import MARK, READING, Reach, Run, call
 from pitools.slurm.records import (
     Accounting,
     Association,
@@ -27,8 +28,8 @@ from pitools.slurm.records import (
     Submitted,
     Switch,
 )
-from pitools.slurm.refusals import Unanswered, is_refused, means_gone, refusal, was_never_sent
-from pitools.slurm.states import UNKNOWN, is_finished, joint
+from pitools.slurm.refusals import Unanswered, is_refused, is_silent, means_gone, refusal, was_never_sent
+from pitools.slurm.states import UNKNOWN, job_state
 
 __all__ = ["Client", "Reach"]
 
@@ -53,6 +54,10 @@ class Client:
     def config(self) -> Config:
         """What slurmctld runs with."""
         return parse_cluster.config(self._read(argv.CONFIG))
+
+    def is_up(self) -> bool:
+        """Whether one of the cluster's controllers answers."""
+        return " UP" in self._call(argv.PING, READING).stdout
 
     def partitions(self) -> list[Partition]:
         """Every partition that this user may see."""
@@ -128,14 +133,7 @@ class Client:
         if not ids:
             return {}
         jobs = self.jobs(ids, all_states=True, each_task=True)
-        found = _by_id((job.job_id, job.raw_id, job.state) for job in jobs)
-        # slurmctld forgets the parts of an array one by one: that all which it still knows have ended decides nothing.
-        wholes = {_whole(job.job_id) for job in jobs if _whole(job.job_id) != job.job_id}
-        known = {
-            job_id: joint(states)
-            for job_id, states in found.items()
-            if job_id not in wholes or not all(map(is_finished, states))
-        }
+        known = parts.queued((job.job_id, job.raw_id, job.state) for job in jobs)
         missing = [job_id for job_id in ids if job_id not in known]
         if missing:
             known = {**self._accounted(missing), **known}
@@ -146,7 +144,17 @@ class Client:
             jobs = self.accounting(ids, attempts=False)
         except PitError:
             return {}
-        return {job_id: joint(states) for job_id, states in _by_id((j.job_id, j.raw_id, j.state) for j in jobs).items()}
+        return parts.accounted((job.job_id, job.raw_id, job.state) for job in jobs)
+
+    def mine(self) -> list[parts.Row]:
+        """Id, number and state of every job of this user, each task by itself, also of those that ended minutes ago.
+
+        As cheap as squeue can be: for all jobs at once, and for asking again and again.
+        """
+        sep = separator()
+        command = argv.mine(sep)
+        said = rows(self._read(command), sep, len(argv.MINE), command[0])
+        return [(job_id, raw_id, job_state(state)) for job_id, raw_id, state in said]
 
     def test_only(self, script: str, args: Sequence[str] = ()) -> StartEstimate:
         """When and where the script would start now. A `--begin` in it is read as UTC here."""
@@ -155,18 +163,35 @@ class Client:
         self._checked(command, done)
         return parse_cluster.estimate(done.stderr, UTC)
 
-    def submit(self, script: str = "", *, path: str = "", args: Sequence[str] = ()) -> Submitted:
+    def submit(
+        self, script: str = "", *, path: str = "", args: Sequence[str] = (), answer: BinaryIO | None = None
+    ) -> Submitted:
         """Queue a script: its text, or the file at `path` on the cluster's side.
 
-        The job's environment is this one less Slurm's variables. Raises Unanswered when the job may have been queued
-        all the same: look for it by name before submitting it again.
+        The job's environment is this one less what Slurm and MPI left in it. answer: an empty file for what sbatch
+        says, which stays when this process is killed: see `answered`. Submissions of a user from one host follow each
+        other at a pace. Raises Unanswered when the job may have been queued all the same: look for it by name before
+        submitting it again.
         """
         command = argv.submit(args, path)
-        done = self._change(command, "the job may be queued: look for its name with squeue first", stdin=script or None)
+        pace.wait()
+        hint = "the job may be queued: look for its name with squeue first"
+        done = self._change(command, hint, stdin=script or None, stdout=answer)
         try:
             return parse_cluster.submitted(done.stdout)
         except ClusterError as error:
             raise Unanswered(error.what, where=error.where, hint="look for the job's name with squeue") from error
+
+    @staticmethod
+    def answered(answer: BinaryIO) -> Submitted | None:
+        """The job that a file for sbatch's answer names; None where it holds none, or half of one."""
+        answer.seek(0)
+        # Over ssh what the login said comes first.
+        said = answer.read().decode(errors="replace").rpartition(MARK)[2]
+        try:
+            return parse_cluster.submitted(said) if said.endswith("\n") else None
+        except ClusterError:
+            return None
 
     def cancel(self, ids: Sequence[str]) -> None:
         """End these jobs; those that have ended, or are not known, are left alone. Safe to repeat."""
@@ -209,10 +234,14 @@ class Client:
     def _read(self, command: Sequence[str]) -> str:
         return self._checked(command, self._call(command, READING))
 
-    def _change(self, command: Sequence[str], hint: str, stdin: str | None = None) -> proc.Completed:
+    def _change(
+        self, command: Sequence[str], hint: str, stdin: str | None = None, stdout: BinaryIO | None = None
+    ) -> proc.Completed:
         """Run what must not be repeated blindly: in doubt, say so."""
         try:
-            done = self._call(command, {}, stdin)
+            done = self._call(command, {}, stdin, stdout)
+            if is_silent(done):
+                raise Unreachable(f"it ended with {done.code} and did not say why", where=command[0])
             self._checked(command, done)
         except Unreachable as error:
             if was_never_sent(error):
@@ -220,8 +249,14 @@ class Client:
             raise Unanswered(error.what, where=error.where, hint=hint) from error
         return done
 
-    def _call(self, command: Sequence[str], env: Mapping[str, str], stdin: str | None = None) -> proc.Completed:
-        return call(self.reach, command, env=env, stdin=stdin, run=self._run)
+    def _call(
+        self, command: Sequence[str], env: Mapping[str, str], stdin: str | None = None, stdout: BinaryIO | None = None
+    ) -> proc.Completed:
+        done = call(self.reach, command, env=env, stdin=stdin, stdout=stdout, run=self._run)
+        if stdout is None:
+            return done
+        stdout.seek(0)
+        return done._replace(stdout=stdout.read().decode(errors="replace").rpartition(MARK)[2])
 
     def _checked(self, command: Sequence[str], done: proc.Completed) -> str:
         if is_refused(done):
@@ -230,17 +265,3 @@ class Client:
 
     def _refusal(self, command: Sequence[str], done: proc.Completed) -> PitError:
         return refusal(command[0], self.reach.host, done.code, done.stderr or done.stdout)
-
-
-def _by_id(jobs: Iterable[tuple[str, str, str]]) -> dict[str, list[str]]:
-    """States by every id that a job answers to: its own, its number, and its array's or het job's."""
-    found: dict[str, list[str]] = {}
-    for job_id, raw_id, state in jobs:
-        for name in dict.fromkeys((job_id, raw_id, _whole(job_id))):
-            found.setdefault(name, []).append(state)
-    return found
-
-
-def _whole(job_id: str) -> str:
-    """The array or het job of `6_0`, `6_[3-9]`, `11+1`."""
-    return job_id.replace("+", "_").partition("_")[0]

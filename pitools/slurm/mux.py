@@ -107,18 +107,18 @@ def _socket(known: _Known) -> Path | None:
         return None
     for folder in _folders():
         path = folder / known.digest
-        if len(str(path)) <= _LONGEST and _PLAIN.fullmatch(str(path)) and _is_private(folder):
+        if len(str(path)) <= _LONGEST and _PLAIN.fullmatch(str(path)) and is_private(folder):
             return path
     return None
 
 
 def _folders() -> list[Path]:
-    shared = Path(f"/tmp/pitools-{os.geteuid()}")  # noqa: S108 (ours alone, or not used: see _is_private)
+    shared = Path(f"/tmp/pitools-{os.geteuid()}")  # noqa: S108 (ours alone, or not used: see is_private)
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return [Path(runtime) / "pitools", shared] if runtime.startswith("/") else [shared]
 
 
-def _is_private(folder: Path) -> bool:
+def is_private(folder: Path) -> bool:
     """Whether the folder, made if need be, is a folder and nobody else's: who can reach the socket is us, there."""
     try:
         with contextlib.suppress(FileExistsError):

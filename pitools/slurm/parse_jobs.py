@@ -84,6 +84,7 @@ def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None
             work_dir=_unless_null(values.get("work_dir", "")),
             restarts=count(values.get("restarts", "")),
             batch_host=plain(values.get("batch_host", "")),
+            preempted=moment(values.get("preempted", ""), zone),
             features=plain(values.get("features", "")),
             required_nodes=plain(values.get("required_nodes", "")),
             excluded_nodes=plain(values.get("excluded_nodes", "")),
@@ -136,7 +137,7 @@ def _scontrol_values(record: str) -> dict[str, str]:
         "account": "Account", "qos": "QOS", "state": "JobState", "partition": "Partition",
         "node_list": "NodeList", "nodes": "NumNodes", "start": "StartTime", "end": "EndTime",
         "time_limit_s": "TimeLimit", "elapsed_s": "RunTime", "priority": "Priority", "restarts": "Restarts",
-        "batch_host": "BatchHost", "features": "Features", "required_nodes": "ReqNodeList",
+        "batch_host": "BatchHost", "preempted": "PreemptTime", "features": "Features", "required_nodes": "ReqNodeList",
         "excluded_nodes": "ExcNodeList", "reservation": "Reservation", "segment": "SegmentSize",
     }  # fmt: skip
     return values | {field: body[key] for field, key in named_in_body.items() if key in body}

@@ -22,14 +22,26 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONNECT_S = 10
 
 # Variables of these families change what the commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT), whom they ask
-# (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them.
-_SCRUBBED = "SLURM|SLURMD|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT|SACCTMGR"
-_SCRUB = re.compile(rf"(?:{_SCRUBBED})_[A-Za-z0-9_]*")
+# (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them. The second line is what a
+# shell born in a step knows of the rank that it is: a job that inherits it binds its ranks to that step's cores
+# (SLURM_CPU_BIND), or has them look for that step's neighbours (PMI_RANK, PMIX_NAMESPACE).
+_SCRUBBED = (
+    "SLURM|SLURMD|SLURMSTEPD|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT|SACCTMGR|SPRIO|SDIAG"
+    "|PMI|PMI2|PMIX|OMPI|PRTE|ORTE|PALS|HYDI|MV2_COMM_WORLD"
+)
+# Settings of MPI's that a user makes, and those of them that mpirun makes itself.
+_SETTING, _OF_MPIRUN = "PMIX_MCA_|OMPI_MCA_|PRTE_MCA_", "OMPI_MCA_orte_|OMPI_MCA_ess_|PRTE_MCA_ess_"
+_SCRUB = re.compile(rf"(?:{_OF_MPIRUN})\w*|(?!{_SETTING})(?:{_SCRUBBED})_\w*", re.ASCII)
+
+
+def _globs(prefixes: str) -> str:
+    return "|".join(f"{prefix}*" for prefix in prefixes.split("|"))
+
 
 # The same on the far side, where only its shell knows the variables. 255 is given back to ssh as its own.
 _REMOTE = (
     f"for v in $(env | grep -oE '^({_SCRUBBED})_[A-Za-z0-9_]*='); do v=${{v%=}}; "
-    '[ "$v" = SLURM_CONF ] || unset "$v"; done; '
+    f'case "$v" in {_globs(_OF_MPIRUN)}) unset "$v";; SLURM_CONF|{_globs(_SETTING)}) ;; *) unset "$v";; esac; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a

@@ -70,7 +70,8 @@ class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
 
     job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: the number behind it. array_job_id,
     array_task: "" outside arrays. nodes: how many. start, end: expected ones while pending or running.
-    priority: None while Slurm has none. restarts, batch_host and what follows: from `scontrol show job` only. features:
+    priority: None while Slurm has none. restarts, batch_host and what follows: from `scontrol show job` only.
+    preempted: when it was told to make room; it may go on for the grace time of its QOS or partition. features:
     as asked for with `--constraint`. required_nodes, excluded_nodes: host lists as Slurm keeps them. segment: nodes of
     a block, 0 for none.
     """
@@ -98,6 +99,7 @@ class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     work_dir: str = ""
     restarts: int | None = None
     batch_host: str = ""
+    preempted: str = ""
     features: str = ""
     required_nodes: str = ""
     excluded_nodes: str = ""

@@ -10,6 +10,7 @@ from pitools.core.errors import ClusterError, PitError, ToolMissing, TryLater, U
 # ssh keeps 255 for its own failures; the remote wrapper in reach.py keeps Slurm's commands from using it.
 SSH_FAILED = 255
 NOT_FOUND = 127
+_SIGNALLED = 128  # above it a shell tells of the signal that ended its command
 
 
 class Unanswered(Unreachable):
@@ -20,13 +21,31 @@ _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|Unexpected message received|Connection refused|onnection timed out"
     r"|Connection reset by peer|Socket timed out|[Cc]ommunication connection failure|standby mode"
     r"|talking to the database|PersistInit|persist\w* conn|Zero Bytes|Transport endpoint|No route to host"
-    r"|Unable to establish controller"
+    r"|Unable to establish controller|Message (?:send|receive) failure"
+    r"|Insane message length|Header lengths are longer|Communication shutdown failure|Failed to send all data"
+    r"|missing socket error|Protocol authentication error|Broken pipe|Software caused connection abort"
+    # What the library says when nothing more is known of an answer that it could not read.
+    r"|: (?:No error|Success|Unspecified error|Operation now in progress|Interrupted system call)\s*$",
+    re.MULTILINE,
 )
-_TRY_LATER = re.compile(r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again in a bit|Slurm is busy")
+_TRY_LATER = re.compile(
+    r"temporarily unable|temporarily unavailable|[Rr]ate limit|try again|[Jj]ob queue full|Slurm is busy"
+    r"|temporarily disabled|not available right now"
+)
 _NEVER_SENT = re.compile(
     r"connect failure|Connection refused|standby mode|No route to host|Could not resolve|Permission denied"
     r"|Host key verification failed|connect to host|kex_exchange_identification|during banner exchange"
     r"|Unable to negotiate|Unable to establish controller"
+)
+# Of several lines one may tell of a first try that never came in, and another of a second that did.
+_SENT = re.compile(
+    r"(?:send|receive|shutdown) failure|timed out on send/recv|reset by peer|Zero Bytes|Broken pipe|Unexpected message"
+    r"|Insane message|Header lengths|Failed to send all"
+)
+# A login that lets nobody in: whether that will change is for a person to say.
+_NO_ENTRY = re.compile(
+    r"Could not resolve|Permission denied|Host key verification failed|Unable to negotiate|connect to host"
+    r"|during banner exchange"
 )
 _GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)
 _PREFIX = re.compile(
@@ -83,7 +102,20 @@ def sentence(stderr: str) -> str:
 
 def was_never_sent(error: PitError) -> bool:
     """Whether it is certain that the request did not reach slurmctld."""
-    return bool(_NEVER_SENT.search(error.what))
+    return bool(_NEVER_SENT.search(error.what)) and not _SENT.search(error.what)
+
+
+def is_busy(error: PitError) -> bool:
+    """Whether a request was certainly not carried out, and may well be when it is made again as it is."""
+    if isinstance(error, Unanswered) or not isinstance(error, TryLater):
+        return False
+    return not isinstance(error, Unreachable) or (was_never_sent(error) and not _NO_ENTRY.search(error.what))
+
+
+def is_silent(done: proc.Completed) -> bool:
+    """Whether a failed command was ended before it could say what became of its request."""
+    is_signal = done.code < 0 or _SIGNALLED < done.code < SSH_FAILED - 1
+    return is_signal or (done.code != 0 and not done.stderr.strip())
 
 
 def means_gone(stderr: str) -> bool:

@@ -99,13 +99,13 @@ def test_a_plan_that_is_none(pit: Pit) -> None:
 
 @pytest.mark.slurm
 def test_a_controller_that_is_gone(clusters: Path, refused: Callable[..., str], tmp_path: Path) -> None:
-    """Exit 75, in seconds: the same request may be run again."""
+    """Exit 75, when patience is over: the same request may be run again."""
     conf = tmp_path / "slurm.conf"
     text = (clusters / "alpha" / "slurm.conf").read_text()
     lines = ["SlurmctldPort=19" if line.startswith("SlurmctldPort") else line for line in text.splitlines()]
     conf.write_text("\n".join([*lines, "MessageTimeout=5"]) + "\n")
     (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
-    said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path))
+    said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_PATIENCE="1s")
     assert "Unable to contact slurm controller" in said
     assert "next:" in said
 
@@ -152,9 +152,7 @@ def test_an_argument_named_steps_may_be_anything(pit: Pit, tmp_path: Path) -> No
 def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     clusters: Path, pit: Pit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a run's folder cannot take the pickle of a job that Slurm has, the job is cancelled, the folder gone."""
-    from submitit.core.utils import JobPaths
-
+    """When a run's folder cannot take note of a job that Slurm has, the job is cancelled, the folder gone."""
     from pitools.core.errors import PitError
     from pitools.launch import plan as planning
     from pitools.launch import request as requests
@@ -164,11 +162,11 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
 
     seen: list[str] = []
 
-    def full(self: JobPaths, *args: object, **kwargs: object) -> None:
-        seen.append(str(self.job_id))
+    def full(_: Path, link: Path) -> None:
+        seen.append(link.name.partition("_")[0])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(JobPaths, "move_temporary_file", full)
+    monkeypatch.setattr("os.link", full)
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "request.toml").write_text(GOOD)
     site = load("alpha")

@@ -33,7 +33,7 @@ def started(make_plan: MakePlan) -> Iterator[Started]:
     jobs: list[folder.JobRef] = []
 
     def run(time_s: int = 60, **asked: object) -> tuple[Path, folder.JobRef]:
-        plan = make_plan("local", **asked)
+        plan = make_plan("local", snapshot=False, **asked)
         plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, time_s=time_s))
         run_dir = submit.run(plan, load("local"))
         job = folder.read(run_dir / "job.json", folder.JobRef)
@@ -89,7 +89,9 @@ def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
 def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_path: Path) -> None:
     """A program that ignores SIGTERM is killed after the grace, and the state is TIMEOUT."""
     # Supervised from a process of the test's, because the grace of 30 s is a constant of the supervisor's.
-    plan = make_plan("local", command="trap '' TERM; bash -c 'echo $$ > p; sleep 931; sleep 931'; sleep 931")
+    plan = make_plan(
+        "local", snapshot=False, command="trap '' TERM; bash -c 'echo $$ > p; sleep 931; sleep 931'; sleep 931"
+    )
     plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, time_s=2))
     run_dir = tmp_path / "run"
     run_dir.mkdir()

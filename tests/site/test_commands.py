@@ -111,6 +111,9 @@ def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Pa
     assert list(site["tiers"]) == ["low", "normal", "high"]
     assert "lab" in site["accounts"]
     assert (site["topology"]["plugin"], site["defaults"]["partition"]) == ("tree", "train")
+    # KillWait of beta's slurm.conf, where no partition or QOS gives more.
+    assert site["recover"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
+    assert "after 10 s (cred_expire)" in text
 
 
 def test_scripts_are_listed_and_rendered(pit: Pit) -> None:

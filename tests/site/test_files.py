@@ -63,6 +63,16 @@ def test_a_folder_goes_and_comes_back(site: Site, folder: Path, tmp_path: Path) 
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_is_just_being_written_stays(site: Site, tmp_path: Path) -> None:
+    """A file that will have another name in a moment is no file that can be brought; other hidden ones come along."""
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in (".a.json.28672.8d3c8a58", "..verdict.28672.931f2747.28672.8d3c8a58", ".a.json", "a.json"):
+        (there / name).write_text("x")
+    assert files.get(site, str(there), tmp_path / "back")
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == [".a.json", "a.json"]
+
+
 def test_what_is_refused(site: Site, folder: Path, tmp_path: Path) -> None:
     """Links and devices do not travel, nor more than was allowed, which names the largest; nothing is left there."""
     to = f"{tmp_path}/there/run"

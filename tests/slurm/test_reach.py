@@ -79,6 +79,28 @@ def test_slurm_variables_stay_behind(
     assert (seen["SLURM_CONF"], seen["SITE"], seen["SLURMX"], seen["TZ"]) == (str(conf), "a b", "kept", "UTC0")
 
 
+# What srun, mpirun and their like leave in the shells that are born in a step; and what a user sets.
+LEFT = (
+    "SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SLURMD_NODENAME", "SRUN_DEBUG", "PMI_RANK", "PMI_FD", "PMI2_SIZE",
+    "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_URI21", "OMPI_COMM_WORLD_RANK", "OMPI_UNIVERSE_SIZE",
+    "PRTE_LAUNCHED", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_vpid", "PALS_RANKID", "HYDI_CONTROL_FD",
+    "MV2_COMM_WORLD_RANK",
+)  # fmt: skip
+KEPT = ("PMIX_MCA_gds", "OMPI_MCA_btl", "HYDRA_FULL_ERROR", "SLURMX", "MY_PMI_RANK", "OMP_NUM_THREADS", "PMIXED")
+
+
+@pytest.mark.parametrize("host", ["", "login"])
+def test_a_rank_s_variables_stay_behind(far_end: Reach, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job submitted from within a step is not bound to its cores and does not take itself for one of its ranks."""
+    for name in (*LEFT, *KEPT):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    done = call(Reach(host=host, timeout_s=10), ["env"], env={})
+    seen = {line.partition("=")[0] for line in done.stdout.split("\n")}
+    assert not seen & {*LEFT}
+    assert seen >= {*KEPT}
+
+
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
     """A script on stdin arrives; a command's own 255 is not taken for a failure of ssh."""
     assert call(far_end, ["cat"], env={}, stdin="#!/bin/sh\n'é'\n").stdout == "#!/bin/sh\n'é'\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core import proc
-from pitools.core.errors import ClusterError, TryLater, Unreachable
+from pitools.core.errors import ClusterError, PitError, TryLater, Unreachable
 from pitools.slurm import refusals
 
 Recorded = Callable[[str], str]
@@ -57,6 +57,14 @@ def test_a_block_refusal(repo: Path) -> None:
         ("Unexpected message received for job 1", Unreachable),
         ("sbatch: error: Batch job submission failed: Connection reset by peer", Unreachable),
         ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.", TryLater),
+        ("sbatch: error: Batch job submission failed: Insane message length", Unreachable),
+        ("sbatch: error: Batch job submission failed: Message receive failure", Unreachable),
+        ("sbatch: error: Batch job submission failed: Header lengths are longer than data received", Unreachable),
+        ("sbatch: error: Batch job submission failed: Protocol authentication error", Unreachable),
+        ("sbatch: error: Batch job submission failed: Unspecified error", Unreachable),
+        ("sbatch: error: Batch job submission failed: No error\n", Unreachable),
+        ("sbatch: error: Batch job submission failed: Unable to create job record, try again", TryLater),
+        ("sbatch: error: Slurm job queue full, sleeping and retrying", TryLater),
         ("Slurm accounting storage is disabled", ClusterError),
         ("scontrol: error: Access/permission denied", ClusterError),
         ("something that no version says yet", ClusterError),
@@ -83,11 +91,43 @@ def test_kinds(stderr: str, kind: type) -> None:
         ('ssh to "h" failed: kex_exchange_identification: Connection closed by remote host', True),
         ('ssh to "h" failed: Connection closed by remote host', False),
         ("no answer within 30 s", False),
+        ("Unable to contact slurm controller (connect failure); Socket timed out on send/recv operation", False),
+        ("Connection refused; Zero Bytes were transmitted or received", False),
     ],
 )
 def test_what_certainly_changed_nothing(said: str, certain: bool) -> None:
     """Only a request that was never sent may be repeated without looking."""
     assert refusals.was_never_sent(Unreachable(said)) is certain
+
+
+@pytest.mark.parametrize(
+    ("error", "busy"),
+    [
+        (TryLater("Slurm temporarily unable to accept job"), True),
+        (Unreachable("Unable to contact slurm controller (connect failure)"), True),
+        (Unreachable("Slurm backup controller in standby mode"), True),
+        (Unreachable('ssh to "h" failed: kex_exchange_identification: Connection closed by remote host'), True),
+        (Unreachable('ssh to "h" failed: h: Permission denied (publickey)'), False),
+        (Unreachable('ssh to "h" failed: Could not resolve hostname h'), False),
+        (Unreachable('ssh to "h" failed: ssh: connect to host h port 22: Connection refused'), False),
+        (Unreachable("no answer within 30 s"), False),
+        (refusals.Unanswered("Connection refused"), False),
+        (ClusterError("Invalid qos specification"), False),
+    ],
+)
+def test_what_is_worth_another_try(error: PitError, busy: bool) -> None:
+    """Only what was certainly not done, and what waiting may mend, is asked again as it is."""
+    assert refusals.is_busy(error) is busy
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "silent"),
+    [(0, "", False), (1, "", True), (-9, "said", True), (137, "Killed", True), (1, "Invalid qos", False),
+     (255, "Connection closed", False), (254, "said", False)],
+)  # fmt: skip
+def test_a_command_that_was_ended(code: int, stderr: str, silent: bool) -> None:
+    """One that was killed, or failed without a word, has not said what became of its request."""
+    assert refusals.is_silent(proc.Completed(("sbatch",), code, "", stderr)) is silent
 
 
 def test_an_unknown_job_is_gone(recorded: Recorded) -> None:

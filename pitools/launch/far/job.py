@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shlex
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, Unreachable
 from pitools.launch import leave
 from pitools.launch import plan as planning
-from pitools.launch.far import data, snapshot, there
+from pitools.launch.far import data, there
 from pitools.launch.plan import Plan
+from pitools.launch.reproduce import code, provenance, snapshot
 from pitools.run import folder
 from pitools.site import files
 from pitools.site.connect import client
@@ -56,12 +59,17 @@ class Sent(folder.JobRef, frozen=True, kw_only=True, tag="pit.job-sent/1"):
     data_s: float = 0.0
 
 
-def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> Sent:
+def submit(
+    plan: Plan, site: Site, *, name: str, gate: bool = False, also: Sequence[Entry] = (),
+    ready: Callable[[], None] = lambda: None,
+) -> Sent:  # fmt: skip
     """Send what the plan needs and queue it under this name; what was sent or queued before is only looked up.
 
-    gate: the job waits for leave before it does anything: see launch/leave.py. Raises ConfigError for a workdir or a
-    site that does not lend itself to it, ClusterError when it is refused, NoSpace, Unreachable when the site cannot be
-    asked, Unanswered when it may have the job: look again later, by the same call. sbatch never gets a name twice.
+    gate: the job waits for leave before it does anything: see launch/leave.py. also: what else is to be in the run's
+    folder there. ready: called between sending and queueing; what it raises takes the folder back. Raises ConfigError
+    for a workdir or a site that does not lend itself to it, ClusterError when it is refused, NoSpace, Unreachable when
+    the site cannot be asked, Unanswered when it may have the job: look again later, by the same call. sbatch never gets
+    a name twice.
     """
     at = there.run_dir(site, name)
     if job := _queue(site, name, at):
@@ -70,7 +78,15 @@ def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> Sent:
     for staged in data.missing(plan, site):
         sent += data.send(staged, site).bytes
     wall_s = time.monotonic() - began if sent else 0.0
-    files.put(site, entries(plan, site, name=name, gate=gate), at, limit=2 * snapshot.LIMIT)
+    more = sum(entry.path.stat().st_size for entry in also if entry.path)
+    whole = [*entries(plan, site, name=name, gate=gate), *also]
+    files.put(site, whole, at, limit=2 * snapshot.LIMIT + more)
+    try:
+        ready()
+    except BaseException:
+        with contextlib.suppress(PitError):
+            files.remove(site, at)
+        raise
     job = _queue(site, name, at)
     if job is None:
         raise TryLater("the run's folder was there and is gone again", where=at, hint="run it again")
@@ -92,8 +108,13 @@ def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
     return [
         *(Entry(name=key, data=text) for key, text in texts.items()),
         *(Entry(name=key) for key in ("checkpoints", "attempts")),
-        *snapshot.entries(Path(plan.request.workdir)),
+        *_code(Path(plan.request.workdir)),
     ]
+
+
+def _code(workdir: Path) -> list[Entry]:
+    """A copy of the workdir; of one that is another run's copy already, what that run was made with."""
+    return code.entries(workdir.parent) if provenance.of_code(workdir) else snapshot.entries(workdir)
 
 
 def moved_to(plan: Plan, site: Site, at: str) -> Plan:

@@ -28,9 +28,9 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import DataError, UsageError, nearest
 from pitools.core.files import os_error, sync_dir, sync_file_system, write_atomic
+from pitools.core.private import base, private
 from pitools.launch.request import Request
 from pitools.place.queue.journal import Job, Queued, fold, read_journal
-from pitools.place.sites.cache import base, private
 from pitools.run import folder
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,80}")

@@ -7,21 +7,18 @@ its lock, and leaves what was there before.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.core.files import os_error, plain_file, write_atomic
+from pitools.core.errors import PitError, Unreachable
+from pitools.core.files import plain_file, write_atomic
+from pitools.core.private import base, private
 from pitools.core.record import Record
-from pitools.stage.cache.lock import flock, open_kept
+from pitools.stage.cache.lock import taken
 
 T = TypeVar("T", bound=Record)
 
@@ -46,27 +43,6 @@ def folder() -> Path:
     return private(base("XDG_CACHE_HOME", ".cache") / "pitools" / "place")
 
 
-def base(variable: str, fallback: str) -> Path:
-    """A base folder of the XDG specification: the variable's, if it is an absolute path, or one in the home folder."""
-    said = Path(os.environ.get(variable, ""))
-    return said if said.is_absolute() else Path.home() / fallback
-
-
-def private(path: Path) -> Path:
-    """This folder, made if it is missing, once it is certain that only this user writes there. Raises ClusterError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        for part in (path.parent, path):
-            found = part.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                what = "what is kept here decides where jobs go, and others can write to it"
-                raise ClusterError(what, where=str(part), hint=f"look who did, then: chmod go-w {part}")
-    except OSError as error:
-        raise os_error(error, path) from error
-    return path
-
-
 def get(
     name: str, kind: type[T], ask: Callable[[float], T], *, max_age_s: float, timeout_s: float, failure_s: float = 0.0
 ) -> T:
@@ -89,7 +65,10 @@ def get(
 
     if (found := known()) is not None:
         return found
-    with _locked(path.with_suffix(".lock"), timeout_s):
+    with taken(path.with_suffix(".lock"), timeout_s) as had:
+        if not had:
+            what = f"another process has been asking for {timeout_s:g} s"
+            raise Unreachable(what, where=name, hint="try again later")
         # Whoever had the lock before us may have asked meanwhile.
         if (found := known()) is not None:
             return found
@@ -120,22 +99,3 @@ def _keep(path: Path, began_s: float, record: Record) -> None:
     # A full disk costs the next one an answer, not this one.
     with contextlib.suppress(PitError):
         write_atomic(path, msgspec.json.encode(kept), mode=0o600, durable=False)
-
-
-@contextmanager
-def _locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold a lock file. Where the file system has no locks, two may ask at once: no harm but to the controller."""
-    try:
-        descriptor = open_kept(path)
-    except OSError as error:
-        raise os_error(error, path) from error
-    try:
-        had = True
-        with contextlib.suppress(ClusterError):
-            had = flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
-        if not had:
-            what = f"another process has been asking for {timeout_s:g} s"
-            raise Unreachable(what, where=path.stem, hint="try again later")
-        yield
-    finally:
-        os.close(descriptor)

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.files import os_error, plain_file, write_atomic
+from pitools.core.private import base, private
 from pitools.core.record import Record
-from pitools.place.sites import cache
 from pitools.stage.cache.lock import open_kept
 
 FULL_BYTES = 4 << 20  # some 20,000 lines
@@ -103,8 +103,8 @@ def bandwidth(site: str) -> float | None:
 
 
 def _path(site: str) -> Path:
-    state = cache.base("XDG_STATE_HOME", ".local/state") / "pitools"
-    return cache.private(state / "place-history") / f"{site}.jsonl"
+    state = base("XDG_STATE_HOME", ".local/state") / "pitools"
+    return private(state / "place-history") / f"{site}.jsonl"
 
 
 def _append(site: str, record: Record) -> None:

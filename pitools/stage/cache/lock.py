@@ -20,6 +20,7 @@ import msgspec
 
 from pitools.core import clock
 from pitools.core.errors import ClusterError
+from pitools.core.files import os_error
 from pitools.core.record import Record
 from pitools.core.units import size_text
 
@@ -88,6 +89,25 @@ def flock(descriptor: int, how: int, *, timeout_s: float, meanwhile: Callable[[]
             told = now
         time.sleep(pause)
         pause = min(0.05, 2 * pause)
+
+
+@contextmanager
+def taken(path: Path, timeout_s: float) -> Iterator[bool]:
+    """Hold a lock file's lock, the file made where it is missing; yields whether it was had in time.
+
+    Where the file system has no locks it counts as had: for what two may do at once without harm. Raises ClusterError.
+    """
+    try:
+        descriptor = open_kept(path)
+    except OSError as error:
+        raise os_error(error, path) from error
+    try:
+        had = True
+        with contextlib.suppress(ClusterError):
+            had = flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        yield had
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

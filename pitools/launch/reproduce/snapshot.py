@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pitools.core.errors import ConfigError
@@ -12,18 +12,19 @@ from pitools.core.units import size_text
 from pitools.site.tar import Entry
 
 LIMIT = 256 << 20
-_MOST = 50_000
+MOST = 50_000
 _LEFT_OUT = {
     ".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox",
     ".ipynb_checkpoints", "node_modules",
 }  # fmt: skip
-# By what a folder is seen to be an environment, which is no use elsewhere, or a run.
+# By what a folder is seen to be an environment, which is no use elsewhere, a run, or a dataset.
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 _RUN = ("plan.json", "attempts")
+_DATASET = ("manifest.json", "zarr.json")
 
 
 def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[Entry]:
-    """All of a folder, below `name`, but for caches, version control, environments and runs.
+    """All of a folder, below `name`, but for caches, version control, environments, runs and datasets.
 
     Links are kept where they stay inside. Raises ConfigError for a link that leads out, for what is neither file nor
     folder, a name that is not printable, and for more than `limit` bytes or 50,000 files.
@@ -31,7 +32,7 @@ def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[En
     root = workdir.resolve()
     found = [Entry(name=name)]
     sizes: dict[str, int] = {}
-    for path in _walk(root):
+    for path in walk(root):
         inner = str(path.relative_to(root))
         if not inner.isprintable():
             raise _refused(workdir, f"{inner!r} is not a printable name", "rename it")
@@ -45,24 +46,31 @@ def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[En
             found.append(Entry(name=f"{name}/{inner}"))
         else:
             raise _refused(workdir, f'"{inner}" is neither a file nor a folder', "remove it")
-        if len(found) > _MOST:
+        if len(found) > MOST:
             break
     total = sum(sizes.values())
-    if total > limit or len(found) > _MOST:
+    if total > limit or len(found) > MOST:
         largest = max(sizes, key=sizes.__getitem__)
         what = (
-            f"{size_text(total)} in {len(sizes)} files, more than the {size_text(limit)} and {_MOST} files that travel"
+            f"{size_text(total)} in {len(sizes)} files, more than the {size_text(limit)} and {MOST} files that travel"
         )
         raise _refused(workdir, what, f"the largest is {largest}, {size_text(sizes[largest])}: keep data outside")
     return found
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Everything below a folder that is to travel, each folder before what is in it, in a fixed order."""
+def walk(root: Path, *, without: Collection[Path] = (), left_out: list[Path] | None = None) -> Iterator[Path]:
+    """Everything below a folder that is part of a snapshot, each folder before what is in it, in a fixed order.
+
+    without: folders that are none of it, either. left_out: is given the folders that were. Raises ConfigError for one
+    that cannot be read.
+    """
     for folder, folders, names in os.walk(root, onerror=_raise):
         here = Path(folder)
         links = [one for one in folders if (here / one).is_symlink()]
-        folders[:] = sorted(one for one in folders if one not in links and not _is_left_out(here / one))
+        kept = [one for one in folders if one not in links and here / one not in without]
+        folders[:] = sorted(one for one in kept if not is_left_out(here / one))
+        if left_out is not None:
+            left_out += [here / one for one in kept if one not in folders]
         yield from (here / one for one in sorted([*folders, *links, *names]))
 
 
@@ -70,10 +78,16 @@ def _raise(error: OSError) -> None:
     raise ConfigError(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
 
 
-def _is_left_out(folder: Path) -> bool:
-    if folder.name in _LEFT_OUT or any((folder / mark).exists() for mark in _ENVIRONMENT):
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is no part of a snapshot: it can be made again, or is kept elsewhere for good."""
+    return folder.name in _LEFT_OUT or is_kept(folder) or all((folder / mark).exists() for mark in _RUN)
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder is left out and yet needed by what runs: an environment, or a dataset."""
+    if any((folder / mark).exists() for mark in _ENVIRONMENT):
         return True
-    return all((folder / mark).exists() for mark in _RUN)
+    return all((folder / mark).exists() for mark in _DATASET)
 
 
 def _inside(link: Path, root: Path, workdir: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ConfigError
-from pitools.launch.far import snapshot
+from pitools.launch.reproduce import snapshot
 
 
 @pytest.fixture

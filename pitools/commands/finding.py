@@ -1,0 +1,49 @@
+"""Which folder a run's name means: ids are unique, so a run is found at whichever site it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pitools.site.model import Site
+
+
+def runs_of(site: Site) -> Path:
+    """The folder of a site's runs."""
+    from pitools.site.template import fill
+
+    return Path(fill(site.paths.runs)).absolute()
+
+
+def run_folder(run: str, site_name: str) -> Path:
+    """A run's folder, by its path, or by its id: at the site first, then at any. Raises UsageError, DataError."""
+    from pitools.core.errors import UsageError, nearest
+    from pitools.run import folder
+    from pitools.site.load import load
+
+    try:
+        return folder.find(runs_of(load(site_name)), run)
+    except UsageError as error:
+        roots = _elsewhere(site_name) if run and Path(run).name == run else []
+        for root in roots:
+            if (root / run / "plan.json").is_file():
+                return (root / run).resolve()
+        close = nearest(run, (path.name for root in roots for path in folder.runs(root)))
+        if close.startswith("did you mean") and not error.hint.startswith("did you mean"):
+            raise UsageError(error.what, where=error.where, hint=close) from error
+        raise
+
+
+def _elsewhere(site_name: str) -> list[Path]:
+    import contextlib
+
+    from pitools.core.errors import PitError
+    from pitools.site.load import load, names
+
+    found = []
+    for name in names():
+        with contextlib.suppress(PitError):  # another site's file may be wrong
+            if name != site_name:
+                found.append(runs_of(load(name)))
+    return found

@@ -1,0 +1,202 @@
+"""`pit launch resume|why|watch|tick|lift`: runs go on, and say why they had to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.finding import runs_of
+from pitools.commands.launch_show import RUN_COLUMNS, find
+from pitools.commands.options import format_option, site_option
+
+if TYPE_CHECKING:
+    from pitools.core.errors import PitError
+    from pitools.site.model import Site
+
+RESUMED_COLUMNS = ("run_id", "action", "cause", "job_id", "attempt", "exclude", "reason")
+CAUSE_COLUMNS = ("attempt", "kind", "confidence", "steps", "progress", "nodes", "reason")
+EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t")
+
+
+@click.command()
+@click.argument("run")
+@site_option
+@click.option("--force", is_flag=True, help="Also a run that has finished or was stopped.")
+@format_option
+def resume(run: str, site_name: str, force: bool, form: str) -> None:
+    """Continue RUN from its last checkpoint if its job is over; one that waits or runs is left alone."""
+    from pitools.core.output import Output
+    from pitools.launch.recover.resume import resume
+
+    run_dir, site = find(run, site_name)
+    done = resume(run_dir, site, force=force)
+    with Output(form, RESUMED_COLUMNS) as out:
+        out(done)
+    if done.action == "over":
+        click.echo("pit: to continue it all the same: pit launch resume --force", err=True)
+
+
+@click.command()
+@click.argument("name", metavar="RUN|NODE")
+@site_option
+@format_option
+def why(name: str, site_name: str, form: str) -> None:
+    """Say why each attempt of RUN ended, with the evidence; or why runs keep away from NODE, and until when."""
+    from pitools.core.errors import UsageError
+    from pitools.core.output import Output
+    from pitools.launch.recover import exclusions
+    from pitools.site.load import load
+
+    site = load(site_name)
+    try:
+        run_dir, site = find(name, site_name)
+    except UsageError as error:
+        known = [one for one in exclusions.read(runs_of(site), site.name) if one.node == name]
+        if not known:
+            what = f'no run "{name}", and no node that runs were kept away from'
+            raise UsageError(what, where=error.where, hint=error.hint) from error
+        with Output(form, EXCLUSION_COLUMNS) as out:
+            for one in known:
+                out(one)
+        click.echo(f"pit: {_now(name, site, known[-1])}", err=True)
+        return
+    _why_run(run_dir, form)
+
+
+def _now(node: str, site: Site, last: object) -> str:
+    from pitools.launch.recover import exclusions
+
+    assert isinstance(last, exclusions.Exclusion)
+    if exclusions.in_force(last):
+        return f"jobs keep away from {node} until {last.until}; to end that: pit launch lift {node} --site {site.name}"
+    return f"jobs may have {node} again"
+
+
+def _why_run(run_dir: Path, form: str) -> None:
+    """The causes as records; for eyes as sentences, the last one with all its evidence."""
+    import sys
+
+    from pitools.core.output import Output
+    from pitools.launch.recover import settling, why
+
+    if form == "table" or (form == "auto" and sys.stdout.isatty()):
+        for line in why.of_run(run_dir):
+            click.echo(line)
+    else:
+        with Output(form, CAUSE_COLUMNS) as out:
+            for cause in settling.history(run_dir):
+                out(cause)
+    given = settling.verdict(run_dir)
+    if given is None:
+        text = "the run is to go on"
+    else:
+        kind = "" if given.kind == given.state else f"{given.kind}: "
+        text = f"the run {'has finished' if given.state == 'finished' else 'was stopped'}: {kind}{given.reason}"
+    click.echo(f"pit: {text}", err=True)
+
+
+@click.command()
+@click.argument("runs", nargs=-1)
+@site_option
+@format_option
+@click.pass_context
+def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) -> None:
+    """Follow RUNS, or all of the site's that are to go on, and continue them, until all have ended.
+
+    A record for every change; on a terminal a live table. Exit 1 where one did not finish.
+    """
+    import sys
+
+    from pitools.core.errors import UsageError
+    from pitools.core.output import Output
+    from pitools.launch import watching
+    from pitools.launch.recover import tick
+    from pitools.site.load import load
+
+    site = load(site_name)
+    chosen = [find(run, site_name) for run in runs]
+    if len({found.name for _, found in chosen}) > 1:
+        raise UsageError("these runs are of several sites", where="pit launch watch", hint="one watch a site")
+    if chosen:
+        site = chosen[0][1]
+    paths = [path for path, _ in chosen] or tick.open_runs(runs_of(site), site, _tell)
+    if not paths:
+        click.echo("pit: no run is to go on", err=True)
+        return
+    if form not in ("auto", "table") or not sys.stdout.isatty():
+        bad = False
+        with Output("jsonl" if form in ("auto", "table") else form, RUN_COLUMNS) as out:
+            for run in watching.changes(
+                watching.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))
+            ):
+                out(run)
+                bad = bad or (run.is_over and run.state != "COMPLETED")
+    else:
+        bad = _live(paths, site)
+    if bad:
+        ctx.exit(1)
+
+
+def _live(paths: list[Path], site: Site) -> bool:
+    """Show the runs until all are over; whether one of them did not finish."""
+    from rich.live import Live
+
+    from pitools.launch import watching
+
+    said: list[str] = []
+    found = []
+    with Live(auto_refresh=False) as live:
+        for found in watching.rounds(paths, site, said.append):
+            del said[:-8]
+            live.update(watching.picture(found, said), refresh=True)
+    return any(run.state != "COMPLETED" for run in found)
+
+
+@click.command()
+@site_option
+@format_option
+def tick(site_name: str, form: str) -> None:
+    """Continue every run of the site that is due, once. For cron: while another tick is at work it ends at once.
+
+    Judges what has ended, finishes submissions that were begun, submits what comes next; a record for each change.
+    """
+    from pitools.core.output import Output
+    from pitools.launch.recover import tick
+    from pitools.site.load import load
+
+    site = load(site_name)
+    wrong: list[PitError] = []
+
+    def tell(path: Path, error: PitError) -> None:
+        wrong.append(error)
+        _tell(path, error)
+
+    try:
+        with Output(form, RESUMED_COLUMNS) as out:
+            for done in tick.tick(runs_of(site), site, tell):
+                out(done)
+    except tick.Busy as error:
+        click.echo(f"pit: {error}", err=True)
+    if wrong:
+        raise max(wrong, key=lambda error: not error.retry)
+
+
+def _tell(path: Path, error: PitError) -> None:
+    click.echo(f"pit: {path.name}: {error}", err=True)
+
+
+@click.command()
+@click.argument("node")
+@site_option
+@format_option
+def lift(node: str, site_name: str, form: str) -> None:
+    """Let runs have NODE again that they keep away from."""
+    from pitools.core.output import Output
+    from pitools.launch.recover import exclusions
+    from pitools.site.load import load
+
+    site = load(site_name)
+    with Output(form, EXCLUSION_COLUMNS) as out:
+        out(exclusions.lift(runs_of(site), site, node))

@@ -1,0 +1,143 @@
+"""`pit launch plan|run`: a request becomes a plan, a plan becomes a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands.launch_show import RUN_COLUMNS
+from pitools.commands.options import format_option, pairs, site_option
+
+if TYPE_CHECKING:
+    from pitools.launch.plan import Plan
+    from pitools.run.folder import Run
+    from pitools.site.model import Site
+
+PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
+
+
+@click.command()
+@click.argument("request")
+@site_option
+@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
+@format_option
+def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
+    """Show what `run` would do with REQUEST (a TOML file), as a record that `run -` accepts."""
+    from pitools.core.output import Output
+    from pitools.site.load import load
+
+    with Output(form, PLAN_COLUMNS) as out:
+        out(_plan(request, load(site_name), data, nodes))
+
+
+@click.command()
+@click.argument("request")
+@site_option
+@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
+@click.option("--wait", is_flag=True, help="Return when the run has ended; exit 1 unless it finished.")
+@format_option
+@click.pass_context
+def run(
+    ctx: click.Context, request: str, site_name: str, data: tuple[str, ...], nodes: int | None, wait: bool, form: str
+) -> None:
+    """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
+    from pitools.core.errors import TryLater
+    from pitools.core.output import Output
+    from pitools.launch import submit
+    from pitools.run import folder
+    from pitools.site.load import load
+
+    if request == "-":
+        _refuse_flags(ctx, "site_name", "data", "nodes")
+        planned = _plan_from_stdin()
+    else:
+        planned = _plan(request, load(site_name), data, nodes)
+    site = load(planned.site)
+    run_dir = submit.run(planned, site)
+    click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
+    ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
+    with Output(form, RUN_COLUMNS) as out:
+        out(ended or _now(run_dir, site))
+    if ended and not ended.is_over:
+        raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
+    if ended and ended.state != "COMPLETED":
+        failed = folder.first_failure(run_dir)
+        who = f"rank {failed[1]} on {failed[2]} ended first, with {failed[0]}; " if failed else ""
+        click.echo(f"pit: the run {ended.state.lower()}: {ended.cause}: {ended.reason}", err=True)
+        click.echo(f"pit: {who}see: pit launch why {run_dir}", err=True)
+        ctx.exit(1)
+
+
+def _plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) -> Plan:
+    from msgspec.structs import replace
+
+    from pitools.launch import plan
+    from pitools.launch import request as requests
+
+    path = Path(request)
+    wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
+    if nodes:
+        wanted = replace(wanted, nodes=nodes)
+    return plan.make(wanted, site, str(path), request_text=path.read_text())
+
+
+def _plan_from_stdin() -> Plan:
+    import sys
+
+    import msgspec
+
+    from pitools.core.errors import UsageError
+    from pitools.launch import request
+    from pitools.launch.plan import Plan
+
+    text = sys.stdin.read()
+    if not text.strip():
+        raise UsageError("no plan came", where="stdin", hint="did `pit launch plan` say what was wrong?")
+    try:
+        planned = msgspec.json.decode(text, type=Plan)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"not a plan: {error}", where="stdin", hint="pipe it from `pit launch plan`") from error
+    request.check(planned.request, "stdin")
+    return planned
+
+
+def _now(run_dir: Path, site: Site) -> Run:
+    """The run just begun; a Slurm that took it and then falls silent is no failure."""
+    from pitools.core.errors import TryLater
+    from pitools.launch import status
+
+    try:
+        return status.show(run_dir, site)
+    except TryLater:
+        return status.show(run_dir, site, ask=False)
+
+
+def _refuse_flags(ctx: click.Context, *names: str) -> None:
+    """A plan is resolved: flags that would change it are not ignored but refused."""
+    from pitools.core.errors import UsageError
+
+    for name in names:
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = "--" + name.removesuffix("_name")
+            raise UsageError(f"{flag} cannot change a plan", where="launch run -", hint=f"give {flag} to `launch plan`")
+
+
+def _follow(run_dir: Path, site: Site, steps: object) -> Run:
+    """Wait for the run, with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
+    from pitools.core.progress import bar
+    from pitools.launch import status
+
+    try:
+        with bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
+            return status.wait(run_dir, site, advance)
+    except KeyboardInterrupt:
+        if site.scheduler == "none":
+            status.cancel(run_dir, site)
+            click.echo("pit: the run is being cancelled", err=True)
+        else:
+            click.echo(f"pit: the job goes on; end it with: pit launch cancel {run_dir}", err=True)
+        raise

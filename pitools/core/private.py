@@ -1,0 +1,33 @@
+"""Folders of one user on one machine: what is kept there is believed, so nobody else may write it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from pitools.core.errors import ClusterError
+from pitools.core.files import os_error
+
+
+def base(variable: str, fallback: str) -> Path:
+    """A base folder of the XDG specification: the variable's, if it is an absolute path, or one in the home folder."""
+    said = Path(os.environ.get(variable, ""))
+    return said if said.is_absolute() else Path.home() / fallback
+
+
+def private(path: Path, what: str = "what is kept here decides where jobs go, and others can write to it") -> Path:
+    """This folder, made if it is missing, once it is certain that only this user writes there.
+
+    Raises ClusterError, which says `what`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        for part in (path.parent, path):
+            found = part.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                raise ClusterError(what, where=str(part), hint=f"look who did, then: chmod go-w {part}")
+    except OSError as error:
+        raise os_error(error, path) from error
+    return path

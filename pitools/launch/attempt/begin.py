@@ -1,0 +1,176 @@
+"""The beginning of an attempt: leave to run, a folder of its own, and what is known of how the one before it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pitools.core import clock
+from pitools.core.errors import PitError
+from pitools.launch import jobs, leave
+from pitools.launch.attempt import codes, fence, follow
+from pitools.launch.attempt.where import Job
+from pitools.run import attempt as records
+from pitools.run import folder
+
+_ASK_S = 10.0
+
+
+class NoBeginning(Exception):
+    """The job is to end here, with this code: nothing is to be done, or not by this job."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def begin(job: Job, *, ends: str = "") -> Path:
+    """Make the next attempt of the run and return its folder. ends: the job's time limit, where it is known.
+
+    Raises NoBeginning where this job has no leave, or the run is over, and OSError.
+    """
+    _ask_leave(job)
+    before = folder.attempts(job.run_dir)
+    if job.mode != "none":
+        _refuse_what_is_over(job.run_dir)
+        if before:
+            _judge(job, before[-1])
+    made = make(job)
+    if job.mode == "run" and (why := fence.overtaken(job)):
+        # Whoever follows a job up takes its leave first, and then looks for attempts: one of the two sees the other.
+        shutil.rmtree(made)
+        raise NoBeginning(leave.NO_LEAVE, why)
+    start = records.Start(
+        attempt=made.name, job=job.number, job_id=job.job_id, cluster=job.cluster, restart=job.restart,
+        node_list=job.node_list, nodes=job.nodes, started=clock.now(),
+        ends=ends or _ends(job, before, os.environ), progress=progress(job.run_dir),
+    )  # fmt: skip
+    folder.write(made / "start.json", start)
+    if job.mode != "none":
+        folder.note(job.run_dir, "attempt", attempt=made.name, job_id=job.job_id, nodes=job.node_list)
+    _share_pickle(job)
+    return made
+
+
+def make(job: Job) -> Path:
+    """The folder of a new attempt: the first free number, taken by making it. Raises OSError."""
+    root = job.run_dir / "attempts"
+    root.mkdir(parents=True, exist_ok=True)
+    if job.task:
+        made = root / f"{job.task}.{job.restart}"
+        made.mkdir(exist_ok=True)
+    else:
+        number = max((int(path.name) + 1 for path in folder.attempts(job.run_dir) if path.name.isdecimal()), default=0)
+        while True:
+            made = root / str(number)
+            try:
+                made.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+    for name in ("logs", "nodes"):
+        (made / name).mkdir(exist_ok=True)
+    return made
+
+
+def progress(run_dir: Path) -> int:
+    """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
+    try:
+        from pitools.launch.recover import evidence
+
+        return evidence.progress(run_dir)
+    except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
+        print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
+        return 0
+
+
+def _ask_leave(job: Job) -> None:
+    at = job.run_dir / "jobs" / str(job.number)
+    if not at.parent.is_dir():
+        return  # what a person submitted needs none
+    if not at.is_dir():
+        raise NoBeginning(leave.NO_LEAVE, "this job was taken back before anybody knew that it is there")
+    _give_way(job)
+    word = leave.word(job.job_id)
+    if (told := leave.take(at, word)) != word:
+        raise NoBeginning(leave.NO_LEAVE, f"this job has no leave to run: {told}")
+
+
+def _give_way(job: Job) -> None:
+    """A job that Slurm puts back when the run has its next one does not begin; what that one's sender left undone it
+    does, for nobody else may come.
+    """
+    known = jobs.numbers(job.run_dir)
+    if known and known[-1] > job.number and jobs.is_open(job.run_dir, known[-1]):
+        try:
+            follow.finish(job, known[-1])
+        except PitError as error:
+            print(f"pit: job {known[-1]} of the run was begun, and is not submitted: {error}", file=sys.stderr)
+        known = jobs.numbers(job.run_dir)
+    if known and known[-1] > job.number:
+        raise NoBeginning(leave.NO_LEAVE, f"job {known[-1]} of the run goes on with it")
+
+
+def _refuse_what_is_over(run_dir: Path) -> None:
+    verdict = folder.read(run_dir / "verdict.json", records.Verdict)
+    if verdict and verdict.state == "finished":
+        raise NoBeginning(0, f"the run has finished: {verdict.reason}")
+    if verdict:
+        raise NoBeginning(verdict.exit_code or 1, f"the run was stopped: {verdict.reason}")
+
+
+def _judge(job: Job, last: Path) -> None:
+    """Judge an attempt that ended with its node, or with all of its job, and was judged by nobody."""
+    if (last / "cause.json").is_file():
+        return
+    try:
+        decision = follow.judged(job, last, told=follow.told(job), begins=True)
+    except Exception as error:  # noqa: BLE001 (a judge that fails must not keep a run from going on)
+        print(f"pit: attempt {last.name} was not judged: {error!r}", file=sys.stderr)
+        return
+    ends = {"done": 0, "stop": 1, "resubmit": codes.TO_BE_CONTINUED}  # here it goes on, or waits no longer
+    if decision.action in ends:
+        raise NoBeginning(ends[decision.action], decision.reason)
+
+
+def _ends(job: Job, before: list[Path], environ: Mapping[str, str]) -> str:
+    """The job's time limit as a moment, "" where it has none or nobody knows."""
+    if (text := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
+        return clock.text(datetime.fromtimestamp(int(text), UTC))
+    # Slurm before 23.02: its controller is asked, once a start of the job.
+    for path in reversed(before):
+        start = folder.read(path / "start.json", records.Start)
+        if start and (start.job_id, start.restart) == (job.job_id, job.restart):
+            return start.ends
+    try:
+        from pitools.slurm.client import Client, Reach
+
+        known = Client(Reach(timeout_s=_ASK_S)).job(job.job_id)
+        return known[0].end if known else ""
+    except PitError:
+        return ""
+
+
+def left_s(start: records.Start | None) -> float | None:
+    """Seconds to the time limit of the job that an attempt is in; None without one."""
+    if start is None or not start.ends:
+        return None
+    return (datetime.fromisoformat(start.ends) - datetime.now(UTC)) / timedelta(seconds=1)
+
+
+def _share_pickle(job: Job) -> None:
+    """Let submitit find the run's callable under this job's id: it was stored under the first job's."""
+    pickles = job.run_dir / "submitit"
+    mine = pickles / f"{job.job_id}_submitted.pkl"
+    if job.number == 0 or not pickles.is_dir() or mine.exists():
+        return
+    try:
+        first = min(pickles.glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime, default=None)
+        if first:
+            os.link(first, mine)
+    except FileExistsError:
+        pass

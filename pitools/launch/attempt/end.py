@@ -1,0 +1,79 @@
+"""The end of an attempt: how it ended, why, and whether this job goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from pitools.core import clock
+from pitools.launch.attempt import codes, follow, patient
+from pitools.launch.attempt.begin import left_s, progress
+from pitools.launch.attempt.where import Job
+from pitools.run import attempt as records
+from pitools.run import folder
+
+AGAIN = "again"
+_SLURM_ENDS_US = ("SIGTERM", "SIGINT")
+_TURNS = 1000  # a loop that makes so many attempts in one job is a fault of ours
+
+
+def end(job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool = False, waited_s: float = 0.0) -> str:
+    """Write down how an attempt ended and do what follows; returns AGAIN, or the job's exit code as text.
+
+    code: of the step. state: in Slurm's words, where the caller knows it, and then the code is the attempt's already.
+    in_slurm: Slurm is there, to be asked, and waited for. waited_s: for storage that had to come back, already.
+    Only exit.json is of importance to the job itself: where the judge or what it asks for fails, the job ends with the
+    ranks' own code. Raises OSError where exit.json cannot be written.
+    """
+    code = code if state else first(attempt, code)
+    ended = folder.Attempt(job_id=job.job_id, exit_code=code, ended=clock.now(), state=state)
+    folder.write(attempt / "exit.json", ended)
+    if job.mode == "none":
+        return str(code)
+    try:
+        return _follow(job, attempt, code, in_slurm, waited_s)
+    except Exception as error:  # noqa: BLE001 (the ranks' exit code matters more than our recovery)
+        print(f"pit: attempt {attempt.name} ended with {code}, and what follows failed: {error!r}", file=sys.stderr)
+        return str(code)
+
+
+def first(attempt: Path, code: int) -> int:
+    """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
+    if code == 0 or code == codes.HUNG:
+        return code
+    try:
+        return int((attempt / "first_failure").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return code
+
+
+def was_told(attempt: Path) -> bool:
+    """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
+    try:
+        text = (attempt / "signals.jsonl").read_text()
+    except OSError:
+        return False
+    return any(name in text for name in _SLURM_ENDS_US)
+
+
+def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> str:
+    start = folder.read(attempt / "start.json", records.Start)
+    left = left_s(start)
+    ending = was_told(attempt)
+    told = follow.ending(job, start.started) if ending and start else None
+    early = None
+    if code and in_slurm and not ending:
+        # Neither a step nor a job can be made without slurmctld, and a try at one would only use up a retry.
+        patient.until_slurm_answers(left)
+        # Where there is a grace time the ranks are told at its beginning, and this script at its end.
+        early = told = follow.making_room(job, start.started) if code in codes.STOPPED and start else None
+        ending = early is not None
+    decided = follow.judged(job, attempt, told=told, left_s=0.0 if ending else left, early=early is not None)
+    if decided.action == "again" and not ending and len(folder.attempts(job.run_dir)) < _TURNS:
+        print(f"pit: attempt {attempt.name}: {decided.reason}: again", file=sys.stderr)
+        time.sleep(max(0.0, decided.wait_s - waited_s))
+        return AGAIN
+    goes_on = decided.action in ("resubmit", "wait") and code in codes.STOPPED
+    saved = goes_on and start is not None and progress(job.run_dir) > start.progress
+    return str(codes.TO_BE_CONTINUED if saved else code)

@@ -1,0 +1,66 @@
+"""Waiting for what comes back: a folder that is read-only while its server fails over, a controller restarting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+
+from pitools.core.errors import PitError
+from pitools.slurm.client import Client, Reach
+
+WRITABLE_S = 120.0
+ANSWER_S = 600.0
+_FIRST_S, _FILE_S, _LONGEST_S = 0.5, 2.0, 15.0
+_ASK_S = 10.0
+_PASSES = {
+    errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
+    errno.EREMOTEIO, errno.EAGAIN, errno.EINTR,
+}  # fmt: skip
+
+
+def until_writable(folder: Path, patience_s: float = WRITABLE_S) -> bool:
+    """Wait until a file can be made in a folder; False where it cannot after `patience_s`, or will not by waiting."""
+    until, pause_s = time.monotonic() + patience_s, _FIRST_S
+    while (error := _refusal(folder)) and error.errno in _PASSES and time.monotonic() < until:
+        if pause_s == _FIRST_S:
+            print(f"pit: {folder}: {error.strerror}: waiting for it to come back", file=sys.stderr)
+        time.sleep(min(pause_s, max(0.0, until - time.monotonic())))
+        pause_s = min(2 * pause_s, _FILE_S)
+    return error is None
+
+
+def _refusal(folder: Path) -> OSError | None:
+    probe = folder / f".writable.{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return error
+    return None
+
+
+def until_slurm_answers(left_s: float | None, patience_s: float = ANSWER_S) -> bool:
+    """Wait until slurmctld answers, without which no step can be made; False where it does not in time.
+
+    left_s: to the job's time limit. An attempt that no step can be made of would only use up the retries of a cause
+    that is nobody's.
+    """
+    slurm = Client(Reach(timeout_s=_ASK_S))
+    until, pause_s = time.monotonic() + min(patience_s, patience_s if left_s is None else max(0.0, left_s)), _FIRST_S
+    while True:
+        try:
+            if slurm.is_up():
+                return True
+            why = "it does not answer"
+        except PitError as error:
+            why = error.what
+        if time.monotonic() + pause_s > until:
+            print(f"pit: slurmctld: {why}", file=sys.stderr)
+            return False
+        if pause_s == _FIRST_S:
+            print(f"pit: slurmctld: {why}: waiting for it to come back", file=sys.stderr)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_S)

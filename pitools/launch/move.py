@@ -1,0 +1,252 @@
+"""A run goes on at another site: stopped where it is with a checkpoint, which goes along with its code and its data.
+
+    plan for there ─▶ data there ─▶ verdict "being moved" ─▶ USR2, wait ─▶ newest good checkpoint ─▶ copied, verified
+                                             │                                                            │
+                                 nobody continues it from here on                 job there ─▶ verdict "moved to …"
+
+<run>/move.json     pit.move/1: where to, and under which name: whoever is killed on the way finds it, and goes on
+
+What fails before there is a job there is taken back, and the run goes on where it was. Where it is not known whether
+there is one, nothing is taken back: the same command again finds out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pitools.checkpoint import checking
+from pitools.core import clock
+from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
+from pitools.core.record import Record
+from pitools.launch import carried, far, jobs, local, once, submit
+from pitools.launch import plan as planning
+from pitools.launch.plan import Plan
+from pitools.launch.recover import asking, settling
+from pitools.launch.recover.lock import held
+from pitools.launch.recover.resume import resume
+from pitools.launch.reproduce import again, facts, provenance
+from pitools.run import folder
+from pitools.run.attempt import Verdict
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.slurm.reach import call
+from pitools.slurm.refusals import Unanswered
+from pitools.slurm.states import UNKNOWN, is_finished
+
+STOP_S = 600.0
+_REPEAT_S, _LOOK_S = 30.0, 0.1
+_ASK_S, _ASK_LAST_S = 10.0, 0.5  # a controller is asked seldom, until the job itself says that it is over
+_FILE, _BEING = "move.json", "it is being moved to"
+
+
+class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
+    """Where a run is taken, and what it is called there. ended: whether its job here was ended for it."""
+
+    to: str
+    site: str
+    t: str
+    ended: bool = False
+
+
+class Moved(Record, frozen=True, kw_only=True, tag="pit.moved/1"):
+    """A run that goes on elsewhere. run_id: the old one; to: the new one. step: of the checkpoint it goes on from."""
+
+    run_id: str
+    to: str
+    site: str
+    run_dir: str
+    job_id: str
+    step: int
+
+
+def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> Moved:
+    """Let a run of `site` go on at `other`; returns where. Safe to repeat, also after it was killed.
+
+    stop_s: how long it may take to save and end. Raises UsageError for a run that has finished, ConfigError for one
+    that does not fit there, DataError for code, data or a checkpoint that is not what it was, TryLater where it does
+    not stop in time, and what submitting raises; the run then goes on here. Raises Unanswered where it may have been
+    submitted: run it again.
+    """
+    was = facts.plan_of(run_dir)
+    if was.site != site.name or other.name == site.name:
+        raise UsageError(f'run {run_dir.name} is of site "{was.site}"', where="--site", hint="name another")
+    with held(run_dir / ".move", f"the move of run {run_dir.name}"):
+        mine = _intend(run_dir, was, other)
+        provenance.checked(run_dir)
+        plan = planning.make(was.request, other, str(run_dir), request_text=was.request_text)
+        is_far = again.is_far(plan, other)
+        if is_far:
+            for staged in far.missing(plan, other):
+                far.send(staged, other)
+        folder.write(run_dir / _FILE, mine, durable=True)
+        try:
+            _hold(run_dir, mine)
+            mine = _stop(run_dir, site, mine, stop_s)
+            step = checking.newest_good(run_dir / "checkpoints") or 0
+            made = _begin(run_dir, plan, other, mine, step, is_far)
+        except Unanswered as error:
+            hint = f"it is stopped here until that is known: pit launch move {run_dir.name} --site {other.name}"
+            raise Unanswered(error.what, where=error.where, hint=hint) from error
+        except BaseException as error:
+            if _is_not_there(plan, other, mine, is_far, error):
+                _take_back(run_dir, site, mine)
+            raise
+        _conclude(run_dir, f"moved to {other.name} as {mine.to}, with {step} steps")
+        return made
+
+
+def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
+    """What was begun before, or a new move. Raises UsageError where there is nothing to move."""
+    given = settling.verdict(run_dir)
+    if given and given.state == "finished":
+        raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
+    before = folder.read(run_dir / _FILE, Move)
+    if before is None:
+        return Move(to=folder.new_id(was.name), site=other.name, t=clock.now())
+    if given and given.reason.startswith("moved to"):
+        raise UsageError(f"the run was {given.reason}", where=str(run_dir), hint=f"move that one: {before.to}")
+    if before.site != other.name:
+        hint = f"finish that first: pit launch move {run_dir.name} --site {before.site}"
+        raise UsageError(f'it is being moved to "{before.site}"', where=str(run_dir), hint=hint)
+    return before
+
+
+def _hold(run_dir: Path, mine: Move) -> None:
+    """From here on nobody continues the run: neither its own job, nor Slurm, nor cron."""
+    with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
+        settling.conclude(run_dir, "stopped", "cancelled", f"{_BEING} {mine.site} as {mine.to}")
+
+
+def _stop(run_dir: Path, site: Site, mine: Move, stop_s: float) -> Move:
+    """Ask the run's job to save and end, and wait for it. Raises TryLater, UsageError where it has finished."""
+    known = jobs.numbers(run_dir)
+    if known and jobs.is_open(run_dir, known[-1]):
+        once.find(run_dir, site, known[-1])  # nobody has heard yet what became of it
+    ref = folder.read(run_dir / "job.json", folder.JobRef)
+    if ref is None or is_finished(_state(site, ref)):
+        return mine
+    jobs.check_cluster(site, ref)
+    mine = replace(mine, ended=True)
+    folder.write(run_dir / _FILE, mine, durable=True)
+    began = time.monotonic()
+    asked = looked = -_REPEAT_S
+    while True:
+        now = time.monotonic() - began
+        if now - looked > (_ASK_LAST_S if site.scheduler == "none" or _has_exited(run_dir, ref) else _ASK_S):
+            looked, state = now, _state(site, ref)
+            if is_finished(state) or (state == UNKNOWN and asking.is_gone(site, ref.job_id)):
+                break
+            # Again now and then: before its ranks have begun there is nobody to hear it.
+            if now - asked > _REPEAT_S:
+                asked = now
+                _ask(site, ref, state)
+        if now > stop_s:
+            what = f"job {ref.job_id} did not save and end within {stop_s:g} s"
+            raise TryLater(what, where=str(run_dir), hint="give it longer: --stop-within")
+        time.sleep(_LOOK_S)
+    made = folder.attempts(run_dir)
+    ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    if ended and ended.exit_code == 0:
+        with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
+            (run_dir / "verdict.json").unlink(missing_ok=True)
+            settling.conclude(run_dir, "finished", "finished", "it made its last step while it was asked to stop", 0)
+        raise UsageError("the run has finished meanwhile", where=str(run_dir))
+    return mine
+
+
+def _has_exited(run_dir: Path, ref: folder.JobRef) -> bool:
+    """Whether the job's script has seen its ranks end."""
+    made = folder.attempts(run_dir)
+    ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    return ended is not None and ended.job_id == ref.job_id
+
+
+def _state(site: Site, ref: folder.JobRef) -> str:
+    """Slurm's word now, and not what anybody asked before; UNANSWERED says nothing about the job."""
+    try:
+        if site.scheduler == "none":
+            return asking.states(site, [ref])[ref.job_id]
+        return client(site).state_of([ref.job_id])[ref.job_id]
+    except TryLater:
+        return "UNANSWERED"
+
+
+def _ask(site: Site, ref: folder.JobRef, state: str) -> None:
+    """Have a job that runs save and end, as before its time limit; one that waits is taken out of the queue."""
+    if site.scheduler == "none":
+        if local.alive(ref):
+            os.kill(ref.pid, signal.SIGUSR2)
+        elif local.alive(ref) is None:
+            raise ClusterError(f"it is a process of host {ref.host}", where=ref.job_id, hint=f"run this on {ref.host}")
+    elif state == "PENDING":
+        client(site).cancel([ref.job_id])
+    else:
+        # To its ranks, and not to the job: that would end them seconds later.
+        call(client(site).reach, ["scancel", "--signal=USR2", ref.job_id], env={})
+
+
+def _begin(run_dir: Path, plan: Plan, other: Site, mine: Move, step: int, is_far: bool) -> Moved:
+    """Start the run there, or find that it was started before. Raises as `move`."""
+    if is_far:
+        job_id, at = carried.send(run_dir, plan, other, mine.to, step)
+    else:
+        new = Path(plan.runs) / mine.to
+        if new.exists():
+            job_id = resume(new, other).job_id
+        else:
+            submit.run(plan, other, run_id=mine.to, seed=lambda at: carried.copy(run_dir, step, at, mine.to))
+            ref = folder.read(new / "job.json", folder.JobRef)
+            job_id = ref.job_id if ref else ""
+            folder.note(new, "moved-here", run=run_dir.name, site=plan.site, step=step)
+        at = str(new)
+    return Moved(run_id=run_dir.name, to=mine.to, site=other.name, run_dir=at, job_id=job_id, step=step)
+
+
+def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: BaseException) -> bool:
+    """Whether it is certain that no job of the new run will ever do anything; what is left of it there is removed."""
+    if not is_far:
+        return not (Path(plan.runs) / mine.to).exists()
+    try:
+        never = far.take_back(other, [mine.to])[mine.to]
+        if never:
+            far.forget(other, [mine.to])
+        return never
+    except PitError:
+        # Where it could not even be asked it got no job; an interrupt may have come at any moment.
+        return isinstance(error, PitError)
+
+
+def _conclude(run_dir: Path, reason: str) -> None:
+    made = Verdict(
+        state="stopped", kind="cancelled", reason=reason, t=clock.now(), attempts=len(folder.attempts(run_dir))
+    )  # fmt: skip
+    with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
+        folder.write(run_dir / "verdict.json", made, durable=True)
+    folder.note(run_dir, "moved", reason=reason)
+
+
+def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
+    """Let the run go on where it was, if it was stopped for the move."""
+    with contextlib.suppress(PitError, OSError):
+        mine = folder.read(run_dir / _FILE, Move) or mine
+        given = settling.verdict(run_dir)
+        if given is None or not given.reason.startswith(_BEING):
+            (run_dir / _FILE).unlink(missing_ok=True)
+            return
+        with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
+            (run_dir / "verdict.json").unlink(missing_ok=True)
+            (run_dir / _FILE).unlink(missing_ok=True)
+            folder.note(run_dir, "not moved", site=mine.site)
+        if mine.ended:
+            said = resume(run_dir, site, force=True)
+            print(f"pit: it goes on at {site.name}: {said.reason}", file=sys.stderr)
+            return
+        return
+    print(f"pit: let it go on with: pit launch resume --force {run_dir.name}", file=sys.stderr)

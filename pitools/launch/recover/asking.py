@@ -1,0 +1,102 @@
+"""What Slurm says of a run's newest job: its state, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pitools.core.errors import PitError, TryLater, UsageError
+from pitools.launch import local, polling
+from pitools.run import folder
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.slurm.records import Accounting
+from pitools.slurm.states import UNKNOWN, is_finished
+
+_TRIES, _PAUSE_S = 4, 0.5  # the job has KillWait, often 30 s, for all that it still wants to do
+_SLACK = timedelta(seconds=1)  # Slurm keeps whole seconds
+
+
+def states(site: Site, refs: Sequence[folder.JobRef], *, max_age_s: float = math.inf) -> dict[str, str]:
+    """Job id → state, UNKNOWN where nobody knows; one question for all. Raises what asking raises."""
+    if site.scheduler == "none":
+        return {ref.job_id: _local(ref) for ref in refs}
+    return polling.ask(site, [ref.job_id for ref in refs], max_age_s=max_age_s) if refs else {}
+
+
+def _local(ref: folder.JobRef) -> str:
+    lives = local.alive(ref)
+    return UNKNOWN if lives is None else "RUNNING" if lives else "FAILED"
+
+
+def survivors(attempt: Path) -> list[int]:
+    """Ids of this machine's processes that were started for an attempt, as `kill -9` of its supervisor leaves them."""
+    mark = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if mark in path.read_bytes():
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def told(site: Site, job_id: str, state: str) -> Accounting | None:
+    """How a job ended, as accounting has it; without accounting its last state; None where neither is known.
+
+    Raises TryLater where only accounting can know, and does not answer.
+    """
+    if site.scheduler == "none":
+        return None
+    try:
+        known = [one for one in client(site).accounting([job_id], attempts=False) if one.raw_id == job_id]
+    except PitError as error:
+        if isinstance(error, TryLater) and not is_finished(state):
+            raise
+        known = []
+    # The database may lag behind the controller.
+    ended = next((one for one in known if is_finished(one.state)), None)
+    return ended or (Accounting(job_id=job_id, raw_id=job_id, state=state) if is_finished(state) else None)
+
+
+def lives(site: Site, job_id: str) -> bool:
+    """Whether slurmctld, asked now, has the job waiting or running. Raises what asking raises.
+
+    To be asked before a run goes on elsewhere: a state that was final once is kept, and what has ended can be put back.
+    """
+    if site.scheduler != "slurm":
+        return False
+    return any(not is_finished(job.state) for job in client(site).jobs([job_id], all_states=True))
+
+
+def is_gone(site: Site, job_id: str) -> bool:
+    """Whether slurmctld answers and does not have the job: it neither waits nor runs. False where it cannot be asked.
+
+    To be asked more than once, and minutes apart, before anything rests on it.
+    """
+    try:
+        return site.scheduler == "slurm" and not client(site).jobs([job_id], all_states=True)
+    except (PitError, UsageError):
+        return False
+
+
+def ending(site: Site, job_id: str, started: str) -> Accounting | None:
+    """What ends the job that asks, between its SIGTERM and its SIGKILL; None where Slurm does not say.
+
+    slurmctld tells accounting at once that a job was preempted, cancelled or out of time. started: when the attempt
+    began, to tell this start of the job from those before a requeue.
+    """
+    since = datetime.fromisoformat(started)
+    for _ in range(_TRIES):
+        try:
+            known = client(site).accounting([job_id])
+        except PitError:
+            return None
+        for one in reversed(known):
+            if one.raw_id == job_id and one.end and datetime.fromisoformat(one.end) + _SLACK >= since:
+                return one
+        time.sleep(_PAUSE_S)
+    return None

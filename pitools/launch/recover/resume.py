@@ -1,0 +1,222 @@
+"""A run goes on: its newest job is asked after, what has ended is judged, and what follows from it is done.
+
+All that continues a run from outside its jobs comes through here: `pit launch resume`, `tick`, `watch` and `--wait`.
+A job that waits or runs is never touched, and nothing is decided because a question found no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+
+from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError
+from pitools.core.record import Record
+from pitools.launch import jobs, leave
+from pitools.launch.recover import asking, judging, policy, settling
+from pitools.launch.recover.lock import held
+from pitools.launch.recover.settling import settle
+from pitools.run import folder
+from pitools.run.attempt import Cause, Decision, Kind, Start
+from pitools.site.model import Site
+from pitools.slurm.records import Accounting
+from pitools.slurm.states import UNKNOWN, is_finished
+
+__all__ = ["Resumed", "resume", "settle"]
+
+# A controller that lost its memory, or has not yet read it back, knows no jobs either.
+_GONE_S = 600.0
+_NEW_S = 5.0  # a person who asks for it means the present
+# Slurm's word for a job that never began an attempt → cause, in words.
+_BEFORE: dict[str, tuple[Kind, str]] = {
+    "CANCELLED": ("cancelled", "the job was cancelled before it began"),
+    "PREEMPTED": ("preempted", "the job was preempted before it began"),
+    "NODE_FAIL": ("node", "a node failed before the job began"),
+    "BOOT_FAIL": ("node", "a node did not boot"),
+    "TIMEOUT": ("time-limit", "the time limit came before the job began an attempt"),
+    "OUT_OF_MEMORY": ("memory", "the job script ran out of memory"),
+}
+
+
+class Resumed(Record, frozen=True, kw_only=True, tag="pit.resumed/1"):
+    """What was found of a run, and done.
+
+    action: "left" (its job waits or runs, or nobody knows), "over" (it had its verdict), "submitted" (a submission that
+    was begun is finished), and those of a decision. job_id: of its newest job, now.
+    """
+
+    run_id: str
+    action: Literal["left", "over", "submitted", "done", "again", "resubmit", "wait", "stop"]
+    reason: str
+    job_id: str = ""
+    attempt: str = ""
+    cause: str = ""
+    exclude: tuple[str, ...] = ()
+
+
+def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -> Resumed:
+    """Continue a run if that is due. Safe to repeat, and for two at once.
+
+    force: also one that has its verdict, whatever that is. state: Slurm's word for the newest job, where the caller has
+    just asked. Raises TryLater where another process is at it or Slurm is silent, DataError for what is no run any
+    more, ClusterError where Slurm refuses a job or the site is not the run's.
+    """
+    _check(run_dir, site)
+    with held(run_dir / settling.LOCK, f"run {run_dir.name}"):
+        given = settling.verdict(run_dir)
+        if given and not force:
+            return _said(run_dir, "over", f"{given.state}: {given.reason}", cause=given.kind)
+        open_one = _open(run_dir)
+        ref = jobs.newest(run_dir) if open_one is None else None
+        if open_one is None and ref is None:
+            return _first(run_dir, site)
+        if ref:
+            jobs.check_cluster(site, ref)
+            ref = _the_one_that_ran(run_dir, ref)
+            state = state if is_finished(state) else asking.states(site, [ref], max_age_s=_NEW_S)[ref.job_id]
+            if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
+                return _left(run_dir, state)
+            if asking.lives(site, ref.job_id):
+                seen(run_dir, ref)
+                return _said(run_dir, "left", "its job waits or runs again")
+        if given:
+            settling.reopen(run_dir)
+        if open_one is not None:
+            sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=jobs.numbers(run_dir)[-1])
+            return _said(run_dir, "submitted", f"the submission begun at {open_one} is finished", job_id=sent.job_id)
+        assert ref is not None
+        return _go_on(run_dir, site, ref, state, force)
+
+
+def _check(run_dir: Path, site: Site) -> None:
+    if not run_dir.is_dir():
+        raise UsageError(f'no run "{run_dir}"', hint="see: pit launch list")
+    plan = settling.plan_of(run_dir)
+    if plan.site != site.name:
+        raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
+    missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]
+    if missing and site.scheduler == "slurm":
+        if not jobs.numbers(run_dir) and not (run_dir / "job.json").exists():
+            what = "the run was never submitted: whoever made it was killed before that"
+            raise DataError(what, where=str(run_dir), hint="start it again: pit launch run; this folder can go")
+        hint = "its checkpoints are in checkpoints/: a new run can be given them"
+        raise DataError(f"a part of the run is gone: {missing[0]}", where=str(run_dir), hint=hint)
+
+
+def _first(run_dir: Path, site: Site) -> Resumed:
+    """Submit a run whose maker was killed before it came to that. Raises DataError where it left too little."""
+    if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
+        raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
+    sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=0)
+    return _said(run_dir, "submitted", "it had been made, and never submitted", job_id=sent.job_id)
+
+
+def _open(run_dir: Path) -> str | None:
+    """When the submission was begun of which no job is known; None where there is none."""
+    known = jobs.numbers(run_dir)
+    if not known or not jobs.is_open(run_dir, known[-1]):
+        return None
+    intent = folder.read(jobs.at(run_dir, known[-1]) / "intent.json", jobs.Intent)
+    return intent.t if intent else ""
+
+
+def _the_one_that_ran(run_dir: Path, ref: folder.JobRef) -> folder.JobRef:
+    """Of two jobs that one doubtful submission made: the one that had leave."""
+    word = ""
+    with contextlib.suppress(OSError):
+        word = leave.told(jobs.at(run_dir, ref.number))
+    if leave.may_run(word) and word != leave.word(ref.job_id):
+        return replace(ref, job_id=word.removeprefix("run."))
+    return ref
+
+
+def _has_ended(run_dir: Path, site: Site, ref: folder.JobRef, state: str) -> bool:
+    """Whether a job of which Slurm has no word any more is over: its script said so, or it was missed for long."""
+    if state != UNKNOWN or not asking.is_gone(site, ref.job_id):
+        seen(run_dir, ref)
+        return False
+    mark, now = _mark(run_dir, ref), time.time()
+    if not mark.exists():
+        mark.touch()
+        os.utime(mark, (now, now))  # not the file server's time
+    return now - mark.stat().st_mtime >= (0.0 if _said_so(run_dir, ref) else _GONE_S)
+
+
+def seen(run_dir: Path, ref: folder.JobRef) -> None:
+    """Its job is known: should it be missed again, that counts from then on."""
+    _mark(run_dir, ref).unlink(missing_ok=True)
+
+
+def _mark(run_dir: Path, ref: folder.JobRef) -> Path:
+    return run_dir / f".missed.{ref.job_id}"
+
+
+def _said_so(run_dir: Path, ref: folder.JobRef) -> bool:
+    """Whether the job's script wrote down its last end: between two attempts it lives on."""
+    last = _last_of(run_dir, ref)
+    if last is None or not (last / "exit.json").exists():
+        return False
+    decided = settling.read(last / "decision.json", Decision)
+    return decided is None or decided.action != "again"
+
+
+def _last_of(run_dir: Path, ref: folder.JobRef) -> Path | None:
+    """The newest attempt, if it is this job's."""
+    made = folder.attempts(run_dir)
+    if not made:
+        return None
+    start = folder.read(made[-1] / "start.json", Start)
+    return made[-1] if start is None or start.job_id in ("", ref.job_id) or start.job >= ref.number else None
+
+
+def _left(run_dir: Path, state: str) -> Resumed:
+    why = "Slurm has no word of its job" if state == UNKNOWN else f"its job is {state.lower()}"
+    return _said(run_dir, "left", why)
+
+
+def _go_on(run_dir: Path, site: Site, ref: folder.JobRef, state: str, force: bool) -> Resumed:
+    told = asking.told(site, ref.job_id, state)
+    last = _last_of(run_dir, ref)
+    if site.scheduler == "none" and last and (alive := asking.survivors(last)):
+        what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
+        raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
+    if last is not None:
+        cause = judging.judge_attempt(run_dir, last, told=told)
+    else:
+        cause = never_began(told, state)
+        folder.write(jobs.at(run_dir, ref.number) / "cause.json", cause)
+    plan = settling.plan_of(run_dir)
+    past = settling.history(run_dir, before=cause.attempt, before_job=ref.number if last is None else None)
+    decided = policy.decide(plan, site, cause, past)
+    if told is None and policy.is_unsure(cause):
+        # What a person has cancelled is not begun again because Slurm keeps no account of it.
+        decided = replace(decided, action="stop", reason=f"{cause.reason}; to go on: pit launch resume --force")
+    if force and decided.action != "resubmit":
+        decided = replace(decided, action="resubmit", reason=f"asked to go on; {decided.reason}")
+    decided = settling.act(run_dir, plan, site, cause, decided, in_job=False, after=ref)
+    return _said(run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind,
+                 exclude=decided.exclude)  # fmt: skip
+
+
+def never_began(told: Accounting | None, state: str) -> Cause:
+    """Why a job ended of which there is no attempt."""
+    state = told.state if told else state
+    kind, reason = _BEFORE.get(state, ("unknown", "the job ended before its first attempt; see slurm-*.out"))
+    sure: Literal["certain", "guess"] = "certain" if state in _BEFORE else "guess"
+    code = told.exit_code if told else None
+    return Cause(attempt="", kind=kind, confidence=sure, reason=reason, state=state, exit_code=code)
+
+
+def _said(run_dir: Path, action: str, reason: str, *, job_id: str = "", attempt: str = "", cause: str = "",
+          exclude: tuple[str, ...] = ()) -> Resumed:  # fmt: skip
+    ref = None
+    with contextlib.suppress(DataError, ClusterError):
+        ref = jobs.newest(run_dir)
+    return Resumed(
+        run_id=run_dir.name, action=action, reason=reason, job_id=job_id or (ref.job_id if ref else ""),  # type: ignore[arg-type]
+        attempt=attempt, cause=cause, exclude=exclude,
+    )  # fmt: skip

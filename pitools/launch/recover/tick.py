@@ -1,0 +1,120 @@
+"""All of a site's runs, once: what a lost login session, a dead node or a silent Slurm left undone is done.
+
+For cron. Two at once do no harm: the second ends at once. Slurm is asked one question for all runs; a run that goes on
+by itself costs a look at its folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pitools.core.errors import DataError, PitError, TryLater
+from pitools.launch import jobs
+from pitools.launch.recover import asking
+from pitools.launch.recover.lock import held
+from pitools.launch.recover.resume import Resumed, resume, seen
+from pitools.launch.recover.settling import plan_of
+from pitools.run import folder
+from pitools.site.model import Site
+from pitools.slurm.states import UNKNOWN, is_finished
+
+LOCK = ".tick.lock"
+LONGEST_S = 300.0
+_YOUNG_S = 60.0  # a submission that was begun just now is still its own process's
+
+Tell = Callable[[Path, PitError], None]
+
+
+class Busy(TryLater):
+    """Another tick is at work on these runs."""
+
+
+def tick(runs: Path, site: Site, tell: Tell, *, longest_s: float = LONGEST_S) -> Iterator[Resumed]:
+    """Continue every run of the site that is due; yields one record for each that changed.
+
+    tell: hears what went wrong with a single run; the others are done all the same. longest_s: no further run is begun
+    after; the next tick goes on. Raises Busy while another tick is at work, and what asking Slurm raises.
+    """
+    if not runs.is_dir():
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(runs / LOCK, "this folder of runs"))
+        except TryLater as error:
+            raise Busy("another tick is at work", where=str(runs)) from error
+        yield from _ticked(runs, site, tell, time.monotonic() + longest_s)
+
+
+def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resumed]:
+    refs: dict[Path, folder.JobRef | None] = {}
+    for path in open_runs(runs, site, tell):
+        try:
+            refs[path] = None if _is_begun(path) else jobs.newest(path)
+        except DataError as error:
+            tell(path, error)
+    known = asking.states(site, [ref for ref in refs.values() if ref])
+    for path, ref in refs.items():
+        state = known.get(ref.job_id, UNKNOWN) if ref else ""
+        if ref is None and not _is_due(path):
+            continue
+        if ref and not is_finished(state) and state != UNKNOWN:
+            seen(path, ref)
+            continue
+        if time.monotonic() > until:
+            tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
+            return
+        try:
+            done = resume(path, site, state=state)
+        except PitError as error:
+            tell(path, error)
+            continue
+        if done.action not in ("left", "over"):
+            yield done
+
+
+def open_runs(runs: Path, site: Site, tell: Tell) -> list[Path]:
+    """The runs of a site that have no verdict and may have further jobs, oldest first.
+
+    Not a ticket of `pit place`, whose queue sees to it, nor a run of before there were verdicts.
+    """
+    found = []
+    for path in folder.runs(runs):
+        if (path / "verdict.json").exists() or not _is_recovered(path, site):
+            continue
+        try:
+            if plan_of(path).site == site.name:
+                found.append(path)
+        except PitError as error:
+            tell(path, error)
+    return found
+
+
+def _is_recovered(run_dir: Path, site: Site) -> bool:
+    if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
+        return False
+    try:
+        with (run_dir / "events.jsonl").open("rb") as file:
+            return b'"event":"created"' in file.readline(4096)
+    except OSError:
+        return False
+
+
+def _is_begun(run_dir: Path) -> bool:
+    """Whether a submission was begun of which no job is known."""
+    known = jobs.numbers(run_dir)
+    return bool(known) and jobs.is_open(run_dir, known[-1])
+
+
+def _is_due(run_dir: Path) -> bool:
+    """Whether a run without a job is nobody's any more: what was begun some time ago, or came to nothing."""
+    known = jobs.numbers(run_dir)
+    intent = folder.read(jobs.at(run_dir, known[-1]) / "intent.json", jobs.Intent) if known else None
+    if intent is None:
+        # Whoever makes a run writes its script, and then submits it.
+        script = run_dir / "script.sbatch"
+        return (run_dir / "jobs").is_dir() and script.exists() and time.time() - script.stat().st_mtime > _YOUNG_S
+    return (datetime.now(UTC) - datetime.fromisoformat(intent.tried)).total_seconds() > _YOUNG_S

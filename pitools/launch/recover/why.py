@@ -1,0 +1,109 @@
+"""A cause as text for people: the reason, what was seen in which order, what only followed, and what would be surer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pitools.core.errors import DataError
+from pitools.launch.recover import patterns, times
+from pitools.launch.recover.reading import shown
+from pitools.run import folder
+from pitools.run.attempt import Cause, Evidence, Start
+
+_WIDTH = 160
+_LINES = 24
+_FOLLOWED = {
+    "cascade": "followed: ranks say it because another one has gone",
+    "end": "followed: this is how ranks are ended",
+    "warning": "came before: a signal",
+}
+_SURER = {
+    "node": "the node's own log around that time (dmesg, slurmd), and whether it happens there again",
+    "gpu": "`dmesg` and `nvidia-smi -q` of the node",
+    "network": "NCCL_DEBUG=WARN in the request's env, and whether the same pair of nodes is in it again",
+    "memory": "the job's MaxRSS (sacct -j) beside its limit",
+    "storage": "whether the path can be written now, from the node and from others",
+    "hang": "the stacks of the ranks, in the attempt's stacks/",
+    "preempted": "Slurm's state of the job (sacct -j)",
+    "cancelled": "Slurm's state of the job (sacct -j)",
+    "time-limit": "Slurm's state of the job (sacct -j)",
+    "user": "whether the next attempt fails at the same place",
+    "unknown": "Slurm's state of the job (sacct -j), and the ranks' whole logs",
+    "finished": "the program's own word that its last step was made",
+}
+
+
+def of_run(run_dir: Path) -> Iterator[str]:
+    """The lines for a run: each attempt and its cause, the last one at length. Raises DataError."""
+    made = folder.attempts(run_dir)
+    if not made:
+        yield "no attempt has begun"
+    for path in made:
+        cause = folder.read(path / "cause.json", Cause)
+        if cause is None:
+            ended = (path / "exit.json").exists()
+            yield f"attempt {path.name}: {'ended, and is not judged yet' if ended else 'no word of its end yet'}"
+        elif path == made[-1]:
+            yield from of_cause(cause, _started(path))
+        else:
+            yield f"attempt {path.name}: {headline(cause)}"
+
+
+def headline(cause: Cause) -> str:
+    """One line: kind, confidence, reason."""
+    return f"{cause.kind} ({cause.confidence}): {shown(cause.reason, _WIDTH)}"
+
+
+def of_cause(cause: Cause, started: str = "") -> Iterator[str]:
+    """The lines for one attempt. started: when it began; times are then given in seconds since."""
+    yield f"attempt {cause.attempt}: {headline(cause)}"
+    gained = f", {cause.progress} safe" if cause.progress else ""
+    yield f"  reached step {cause.steps - 1}{gained}" if cause.steps else f"  no step is logged{gained}"
+    if cause.nodes:
+        yield f"  at fault: {', '.join(cause.nodes)}"
+    lines = cause.evidence[:_LINES]
+    notes = [*(_note(one, cause) for one in lines), ""]
+    for one, note, then in zip(lines, notes, notes[1:], strict=False):
+        yield "  " + _line(one, started)
+        if note and note != then:  # lines that mean the same have one note, below the last
+            yield f"      {note}"
+    if len(cause.evidence) > _LINES:
+        yield f"  … and {len(cause.evidence) - _LINES} more, in attempts/{cause.attempt}/cause.json"
+    if cause.confidence != "certain":
+        yield f"  surer with: {_SURER[cause.kind]}"
+
+
+def of_node(node: str, causes: Sequence[tuple[str, Cause]]) -> Iterator[str]:
+    """The lines for a node: in which runs' attempts it was at fault. causes: (run id, cause), oldest first."""
+    for run_id, cause in causes:
+        if node in cause.nodes:
+            yield f"{run_id} attempt {cause.attempt}: {headline(cause)}"
+            for one in cause.evidence:
+                if one.node == node and one.role in ("fault", "word"):
+                    yield "  " + _line(one, "")
+
+
+def _line(one: Evidence, started: str) -> str:
+    since = times.seconds_between(started, one.t)
+    when = f"{since:+9.1f} s" if since is not None else one.t[11:23] or "       —  "
+    who = " ".join(part for part in (f"rank {one.rank}" if one.rank is not None else "", one.node) if part)
+    return f"{when}  {who + ': ' if who else ''}{shown(one.what, _WIDTH)}  [{one.source}]"
+
+
+def _note(one: Evidence, cause: Cause) -> str:
+    if cause.kind == "finished":
+        return ""
+    if one.role in _FOLLOWED:
+        return _FOLLOWED[one.role]
+    if one == cause.evidence[0] and one.kind == cause.kind:
+        return patterns.because(one.rule) or "this is what decided"
+    return ""
+
+
+def _started(path: Path) -> str:
+    try:
+        start = folder.read(path / "start.json", Start)
+    except DataError:
+        return ""
+    return start.started if start else ""

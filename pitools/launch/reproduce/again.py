@@ -1,0 +1,100 @@
+"""A run, once more: from its own copy of the code and the same versions of its data, with every difference told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import msgspec
+
+from pitools.core import hosts
+from pitools.core.errors import ConfigError, DataError, PitError
+from pitools.core.record import Record
+from pitools.launch import far, submit
+from pitools.launch import plan as planning
+from pitools.launch.far import there
+from pitools.launch.plan import Plan
+from pitools.launch.reproduce import facts, provenance
+from pitools.launch.reproduce.facts import Difference
+from pitools.run import folder
+from pitools.site import files
+from pitools.site.model import Site
+from pitools.store import manifest
+
+# What a repetition may well differ in, without anybody being asked.
+HARMLESS = ("nodes", "variables")
+
+
+class Repeated(Record, frozen=True, kw_only=True, tag="pit.repeated/1"):
+    """A run that was started once more. run_id: the first; to: the new one."""
+
+    run_id: str
+    to: str
+    site: str
+    run_dir: str
+
+
+def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, list[Difference]]:
+    """The plan that runs it again on a site, and everything in which that is not what it was.
+
+    same_nodes: on just the nodes that it had, which Slurm then waits for. Raises DataError where its code or its data
+    is no longer what it was, or was not kept; what planning raises.
+    """
+    was = facts.plan_of(run_dir)
+    provenance.checked(run_dir)
+    for data in was.data:
+        _check(data)
+    request = msgspec.structs.replace(was.request, data={data.name: data.source for data in was.data})
+    ranks = facts.ranks_of(run_dir)
+    if same_nodes:
+        if not ranks:
+            raise DataError("it never had nodes", where=str(run_dir), hint="leave out --same-nodes")
+        request = msgspec.structs.replace(request, nodelist=hosts.fold(ranks), topology="none", exclude="")
+    made = planning.make(request, site, str(run_dir), request_text=was.request_text)
+    before = {key: value for key, value in facts.of_run(run_dir).items() if key[0] not in ("machine", "outcome")}
+    after = facts.now(made, site, run_dir)
+    if ranks:
+        kept = same_nodes or site.scheduler == "none"
+        after["nodes", "by rank"] = before["nodes", "by rank"] if kept else "as they come"
+    return made, facts.compare(before, after)
+
+
+def start(plan: Plan, site: Site) -> str:
+    """Start the run that was planned; its folder, as the site sees it. Raises what starting a run raises."""
+    if is_far(plan, site):
+        name = folder.new_id(plan.name)
+        far.submit(plan, site, name=name)
+        return far.run_dir(site, name)
+    return str(submit.run(plan, site))
+
+
+def is_far(plan: Plan, site: Site) -> bool:
+    """Whether a site shares no files with this machine: what is put into its folder of runs here is not seen there.
+
+    Raises Unreachable.
+    """
+    runs = Path(plan.runs)
+    if site.reach.kind == "local":
+        return False
+    try:
+        if there.runs(site) != plan.runs or not runs.parent.is_dir():
+            return True
+    except ConfigError:  # it has no full path, so it is here or nowhere
+        return False
+    try:
+        runs.mkdir(exist_ok=True)
+        with NamedTemporaryFile(dir=runs, prefix=".seen.") as mark:
+            return not files.exists(site, [mark.name])
+    except OSError:
+        return True
+
+
+def _check(data: planning.Staged) -> None:
+    try:
+        _, raw = manifest.load(Path(data.source))
+    except PitError as error:
+        hint = "bring it back, or look for the version with: pit dataset list"
+        raise DataError(f'dataset "{data.name}" is gone: {error.what}', where=data.source, hint=hint) from error
+    if manifest.version(raw) != data.version:
+        what = f'dataset "{data.name}" is version {manifest.version(raw)} now, and was {data.version}'
+        raise DataError(what, where=data.source, hint="bring back the version that the run had")

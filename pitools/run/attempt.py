@@ -1,0 +1,161 @@
+"""What one attempt of a run leaves behind, beside its logs and step logs. `run/folder.py` draws the run's folder.
+
+attempts/<n>/           n counts the starts of the run, over all its jobs; `<task>.<restart>` in an array
+    start.json          pit.attempt-start/1: written first, by the job script
+    signals.jsonl       pit.signal/1: what the job script was sent, and when
+    failures/<rank>.json  pit.rank-failure/1: the last word of a rank that failed by itself
+    first_failure       `<exit code> <rank> <node>` of the rank that failed first: whoever is first makes the file
+    hang.json           pit.hang/1: the watch ended an attempt that had come to a standstill
+    stacks/<rank>.txt   where each rank was then
+    silent/<node>.json  pit.silent-node/1: a node that did not answer when the ranks were ended
+    oom/<rank>.json     pit.oom/1: a rank that the kernel killed for want of memory
+    decision.json       pit.decision/1: what was decided to follow
+    exit.json           pit.attempt/1: how the script saw it end; absent while it runs, and where the node went with it
+    cause.json          pit.cause/1: why it ended, with what that rests on
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pitools.core.record import Record
+
+Kind = Literal[
+    "finished", "preempted", "time-limit", "node", "gpu", "network", "memory", "storage", "user", "hang", "cancelled",
+    "unknown",
+]  # fmt: skip
+
+
+class Start(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
+    """How one attempt began.
+
+    job: which submission of the run it belongs to, 0 for the first. job_id, cluster: Slurm's. restart: how often Slurm
+    itself has restarted that job (SLURM_RESTART_COUNT). node_list: folded. ends: the job's time limit as a moment, ""
+    where there is none. progress: steps that were safe when it began, of the newest whole checkpoint; 0 for none.
+    """
+
+    attempt: str
+    job: int
+    job_id: str
+    cluster: str
+    restart: int
+    node_list: str
+    nodes: int
+    started: str
+    ends: str = ""
+    progress: int = 0
+
+
+class Signal(Record, frozen=True, kw_only=True, tag="pit.signal/1"):
+    """A signal that the job script was sent. left_s: seconds to the time limit at that moment, None without one."""
+
+    t: str
+    signal: str
+    left_s: float | None = None
+
+
+class RankFailure(Record, frozen=True, kw_only=True, tag="pit.rank-failure/1"):
+    """The last word of a rank whose program raised, or ended with a code.
+
+    error: the exception's qualified name, "" for a program that only gave a code. message: its first line. fingerprint:
+    the same for the same failure at the same place, however often; "" where there is no trace. trace: the last lines.
+    """
+
+    t: str
+    rank: int
+    node: str
+    exit_code: int
+    error: str = ""
+    message: str = ""
+    fingerprint: str = ""
+    trace: str = ""
+
+
+class Hang(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
+    """A standstill that the watch ended.
+
+    step: the last that any rank wrote. silent_s: since then; usual_s: median of a step before. behind: ranks that had
+    written fewer steps than the others.
+    """
+
+    t: str
+    step: int
+    silent_s: float
+    usual_s: float
+    behind: tuple[int, ...] = ()
+
+
+class Evidence(Record, frozen=True, kw_only=True, tag="pit.evidence/1"):
+    """One thing that was seen.
+
+    t: when, "" where that is not known. source: the file, relative to the run's folder, or the command that said it.
+    what: the line, or the fact. kind: what it speaks for. rank, node: None and "" where it is of no single one. role:
+    "fault" can be the beginning of an end; "word" is Slurm's own; "cascade" is what ranks say because another has gone,
+    "end" how they are ended, "warning" what they were sent before: these never are. rule: what in the table said so.
+    """
+
+    t: str
+    source: str
+    what: str
+    kind: Kind
+    rank: int | None = None
+    node: str = ""
+    role: Literal["fault", "word", "cascade", "end", "warning"] = "fault"
+    rule: str = ""
+
+
+class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
+    """Why an attempt ended.
+
+    kind: see Kind; "unknown" is not "finished". confidence: "certain" (Slurm or the program itself says so), "likely",
+    "guess". progressed: whether a newer checkpoint is safe than when it began. steps: the last step reached + 1.
+    progress: steps that were safe at its end. state: Slurm's word, "" where it was not asked. signal: that ended the
+    first failure, 0 for none. nodes: those at fault, never all of them for want of better knowledge. fingerprint: of
+    the first failure, to tell whether the same happens again. evidence: what decided, then the rest by time.
+    """
+
+    attempt: str
+    kind: Kind
+    confidence: Literal["certain", "likely", "guess"]
+    reason: str
+    progressed: bool = False
+    steps: int = 0
+    progress: int = 0
+    state: str = ""
+    exit_code: int | None = None
+    signal: int = 0
+    rank: int | None = None
+    nodes: tuple[str, ...] = ()
+    fingerprint: str = ""
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
+    """What follows from a cause.
+
+    action: "done" (finished), "again" (another attempt in the same allocation), "resubmit" (a fresh job), "wait"
+    (Slurm itself restarts the job), "stop". exclude: nodes that the next attempt must not get. reason: one sentence.
+    wait_s: how long to wait first, as where storage has to come back.
+    """
+
+    attempt: str
+    action: Literal["done", "again", "resubmit", "wait", "stop"]
+    kind: Kind
+    reason: str
+    exclude: tuple[str, ...] = ()
+    wait_s: float = 0.0
+
+
+class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
+    """How a run ended, once and for all: `<run>/verdict.json`. A run without one is to go on.
+
+    attempts, jobs: how many there had been.
+    """
+
+    state: Literal["finished", "stopped"]
+    kind: Kind
+    reason: str
+    t: str
+    attempts: int
+    exit_code: int | None = None
+    jobs: int = 0

@@ -1,0 +1,95 @@
+"""A run is taken from one real cluster to another, which shares its files, while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.checkpoint import find, verify
+from pitools.core.errors import PitError
+from pitools.launch import move as moving
+from pitools.launch import plan as planning
+from pitools.launch import submit
+from pitools.launch.recover import settling
+from pitools.launch.request import Request
+from pitools.run import folder
+from pitools.site import load
+from pitools.site.connect import client
+from pitools.slurm.states import is_finished
+from tests.launch.test_move import LOOP
+
+pytestmark = pytest.mark.slurm
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def started(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run on alpha, of a program that counts steps and saves when it is asked to end."""
+    monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
+    tmp_path.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "loop.py").write_text(LOOP)
+    alpha = load.load("alpha")
+    request = Request(name="t-move", entry="loop:main", args={"steps": 2000}, time="5m", workdir=str(work))
+    run_dir = submit.run(planning.make(request, alpha, "test"), alpha)
+    yield run_dir
+    for made in folder.runs(tmp_path / "runs"):
+        job = folder.read(made / "job.json", folder.JobRef)
+        if job:
+            client(load.load(job.site)).cancel([job.job_id])
+
+
+def began(run_dir: Path) -> Path:
+    return run_dir / "attempts" / "0" / "began"
+
+
+def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
+    """alpha's job saves, ends, and does not come back; beta's begins at that step; one run is open in the end."""
+    alpha, beta = load.load("alpha"), load.load("beta")
+    until(began(started).exists)
+    moved = moving.move(started, alpha, beta)
+    new = Path(moved.run_dir)
+    assert moved.step > 0
+    assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
+    until(began(new).exists)
+    assert began(new).read_text() == str(moved.step)
+    assert find.newest(started / "checkpoints") == moved.step
+    job = folder.read(started / "job.json", folder.JobRef)
+    assert job is not None
+    assert is_finished(client(alpha).state_of([job.job_id])[job.job_id])
+    assert len(folder.attempts(started)) == 1
+    verdict = settling.verdict(started)
+    assert verdict is not None
+    assert verdict.reason.startswith("moved to beta as ")
+
+
+def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What beta does not take goes on at alpha, in a fresh job, from the checkpoint that was made for the move."""
+    alpha, beta = load.load("alpha"), load.load("beta")
+    until(began(started).exists)
+    real = planning.make
+
+    def asking_too_much(*words: object, **more: object) -> planning.Plan:
+        import msgspec
+
+        plan = real(*words, **more)  # type: ignore[arg-type]
+        return msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, constraint="nosuch"))
+
+    monkeypatch.setattr(planning, "make", asking_too_much)
+    with pytest.raises(PitError, match=r"(?i)feature|constraint|configuration"):
+        moving.move(started, alpha, beta)
+    assert settling.verdict(started) is None
+    assert [path.name for path in started.parent.iterdir() if path.is_dir()] == [started.name]
+    second = started / "attempts" / "1" / "began"
+    until(second.exists)
+    assert second.read_text() == str(find.newest(started / "checkpoints")) != "0"

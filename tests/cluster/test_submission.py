@@ -1,0 +1,84 @@
+"""Submissions to a real controller through a proxy that loses what it carries, and by processes that are killed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.core.errors import Unreachable
+from pitools.launch import jobs, once, sought
+from pitools.run import folder
+from pitools.run.folder import JobRef
+from pitools.slurm.client import Client
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def ways(clusters: Path, repo: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """perf/submit_ways.py."""
+    monkeypatch.syspath_prepend(str(repo / "perf"))
+    import submit_ways
+
+    return submit_ways
+
+
+def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of perf/bench_submit_once.py: each fault once, four killed senders, and one job each, that ran once."""
+    import slurm_proxy
+
+    # This cluster's own word would be 20 s; the proxy keeps a request for 4.
+    monkeypatch.setattr(sought, "_digests_s", lambda _: 6.0)
+    faults = list(slurm_proxy.FAULTS)
+    runs = tmp_path / secrets.token_hex(4)  # the jobs' names are made of it: accounting remembers those of another day
+    told, proxy = ways.many(
+        runs, len(faults) + 4, ways.ours, lambda number: (faults + [""] * 99)[number], deaths=range(4),
+        at_once=12,
+    )  # fmt: skip
+    assert all(proxy.struck[fault] >= 1 for fault in faults)
+    assert ways.verdict(runs, told) == {
+        "right": len(told), "jobs": len(told), "lost": 0, "double": 0, "ran twice": 0, "unknown": 0
+    }  # fmt: skip
+
+
+def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
+    """Nobody listens: without patience that is an error, and nothing is left of the attempt; later there is one job."""
+    import slurm_proxy
+
+    run_dir = ways.make(tmp_path / f"back-{secrets.token_hex(4)}")
+    with slurm_proxy.Proxy(ways.PORT, lambda _: "") as proxy:
+        site = ways.site(proxy.conf(ways.REAL, tmp_path / "slurm.conf", MessageTimeout=1))
+        with slurm_proxy.Proxy(ways.PORT, lambda _: "") as other:
+            away = ways.site(other.conf(ways.REAL, tmp_path / "away.conf", MessageTimeout=1))
+        with pytest.raises(Unreachable, match="connect failure"):
+            once.send(run_dir, away, args=ways.FLAGS, patience_s=0)
+        assert jobs.numbers(run_dir) == []
+        ref = once.send(run_dir, site, args=ways.FLAGS)
+    assert (ref.cluster, ref.number) == ("alpha", 0)
+    assert once.send(run_dir, away, number=0) == ref, "what is known needs no controller"
+
+
+def test_launch_run_finds_its_job(
+    ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path
+) -> None:  # fmt: skip
+    """`pit launch run` whose sbatch got no answer looks itself: there is one job, and the run knows it."""
+    import slurm_proxy
+
+    (tmp_path / "request.toml").write_text('name = "found"\ncommand = "true"\nnodes = 1\ntime = "2m"\n')
+    with slurm_proxy.Proxy(ways.PORT, lambda number: "" if number else "drop") as proxy:
+        conf = proxy.conf(ways.REAL, tmp_path / "slurm.conf", MessageTimeout=2)
+        env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
+        (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
+        done = pit("launch", "run", "request.toml", "--site", "alpha", **env)
+        assert done.returncode == 0, done.stderr
+        assert "looking for job found-" in done.stderr
+        (run_dir,) = (tmp_path / "runs").glob("found-*")
+        ref = folder.read(run_dir / "job.json", JobRef)
+        assert ref
+        assert [job.raw_id for job in alpha.jobs(name=run_dir.name, all_states=True)] == [ref.job_id]
+        assert len(list((run_dir / "submitit").glob(f"{ref.job_id}_submitted.pkl"))) == 1
+    alpha.cancel([ref.job_id])

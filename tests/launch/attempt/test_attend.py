@@ -1,0 +1,229 @@
+"""A step that is attended: heard, bounded when it fails, ended when it stands still, with the stacks of its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.launch import jobs, leave
+from pitools.launch.attempt import codes, fence, silent, stacks, word
+from pitools.launch.attempt.attend import step as attend_step
+from pitools.launch.recover import asking
+from pitools.run import attempt as records
+from pitools.run import folder
+from pitools.site.model import Site
+
+STUCK = """
+import os, sys, time
+from pathlib import Path
+from pitools.launch.attempt import stacks
+from pitools.run import folder
+from pitools.site.model import Site
+attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
+stacks.arm(attempt, 3)
+rank = folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
+folder.write(attempt / "ranks" / "3.json", rank)
+def waits_for_ever():
+    time.sleep(600)
+waits_for_ever()
+"""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "attempts" / "0"
+    (path / "logs").mkdir(parents=True)
+    yield path
+    for pid in asking.survivors(path):  # of a test that failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def attend(attempt: Path, *argv: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
+    words = [sys.executable, "-m", "pitools.launch.attempt", "attend", "ranks", "--", *argv]
+    with (attempt / "said").open("wb") as said:
+        return subprocess.Popen(words, env=env, stderr=said)
+
+
+def until(path: Path) -> None:
+    for _ in range(400):
+        if path.exists() and path.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")
+
+
+def test_what_it_says_is_kept_with_its_time(attempt: Path) -> None:
+    """The step's messages are in the attempt's srun.err and in the job's output, the code is the step's."""
+    process = attend(attempt, "bash", "-c", "echo srun: hello >&2; echo -n half >&2; exit 4")
+    assert process.wait() == 4
+    said = (attempt / "said").read_text()
+    assert (attempt / "logs" / "srun.err").read_text() == said
+    assert [line.split(" ", 1)[1] for line in said.splitlines()] == ["srun: hello", "half"]
+    assert [path.name for path in (attempt / "logs").iterdir()] == ["srun.err"]
+
+
+@pytest.mark.parametrize("said", ["srun: error: n2: task 1: Killed", ""])
+def test_a_step_that_has_failed_ends(attempt: Path, said: str) -> None:
+    """A step that hangs on after a rank has failed, as srun says or the rank itself, is told to end soon."""
+    if not said:
+        (attempt / "first_failure").write_text("3 1 n2\n")
+    began = time.monotonic()
+    code = f"trap 'exit 137' TERM; echo '{said}' >&2; while :; do sleep 0.1; done"
+    process = attend(attempt, "bash", "-c", code)
+    assert process.wait(20) == 137
+    assert 2.5 < time.monotonic() - began < 8
+
+
+def test_usr2_is_passed_on(attempt: Path) -> None:
+    """srun tells the ranks; the signal is in the record."""
+    code = f"trap 'exit 5' USR2; echo > {attempt}/ready; echo x >> {attempt}/ready; while :; do sleep 0.05; done"
+    process = attend(attempt, "bash", "-c", code)
+    until(attempt / "ready")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(10) == 5
+    assert "SIGUSR2" in (attempt / "signals.jsonl").read_text()
+
+
+def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
+    """Steps that stop come to HUNG, hang.json, and no process."""
+    (attempt.parent.parent / "plan.json").write_text('{"request":{"watch":{"hang_min":"1s","hang_factor":2}}}')
+    code = (
+        "import sys, time; from pathlib import Path; from pitools.run.steps import StepLog\n"
+        f"log = StepLog(Path({str(attempt)!r}) / 'steps', 0)\n"
+        "for i in range(3): log.write(step=i, loss=1, wall_s=.1, input_s=0, compute_s=0, comm_s=0, samples=1)\n"
+        "time.sleep(600)"
+    )
+    process = attend(attempt, sys.executable, "-c", code)
+    assert process.wait(25) == codes.HUNG
+    hang = folder.read(attempt / "hang.json", records.Hang)
+    assert hang is not None
+    assert hang.step == 2
+
+
+def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
+    """faulthandler's at least, py-spy's where it is installed; only of a process that is this attempt's rank."""
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "SLURM_PROCID": "3"}
+    process = subprocess.Popen([sys.executable, "-c", STUCK], env=env)
+    try:
+        until(attempt / "ranks" / "3.json")
+        assert stacks.here(attempt, "elsewhere") == []
+        time.sleep(0.2)
+        assert stacks.here(attempt, "here") == [3]
+        text = (attempt / "stacks" / "3.txt").read_text()
+        assert "in waits_for_ever" in text  # faulthandler's
+        assert "waits_for_ever (<string>" in text  # py-spy's, which is among the tests' requirements
+        assert process.poll() is None
+        other = folder.Rank(
+            rank=1, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={}
+        )  # its number was given to another process
+        folder.write(attempt / "ranks" / "1.json", other)
+        assert stacks.here(attempt, "here") == [3]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception, its first line, its place; the same failure has the same fingerprint, and a code is a code."""
+    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(attempt))
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+
+    def fails(rank: int, error: BaseException) -> records.RankFailure:
+        monkeypatch.setenv("SLURM_PROCID", str(rank))
+        with pytest.raises(type(error)), word.of_failure():
+            raise error
+        found = folder.read(attempt / "failures" / f"{rank}.json", records.RankFailure)
+        assert found is not None
+        return found
+
+    full = fails(0, OSError(28, "No space left on device"))
+    assert (full.error, full.message, full.exit_code) == ("OSError", "[Errno 28] No space left on device", 1)
+    first, second = fails(1, MemoryError()), fails(2, msgspec.ValidationError("line one\nline two"))
+    assert (first.error, second.error, second.message) == ("MemoryError", "msgspec.ValidationError", "line one")
+    assert fails(3, ValueError("step 17 at 0x7f00")).fingerprint == fails(4, ValueError("step 5 at 0x1")).fingerprint
+    assert "in fails" in first.trace
+    ended = fails(5, SystemExit(7))
+    assert (ended.error, ended.exit_code) == ("", 7)
+    assert len(fails(6, ValueError("x" * 9000)).trace) <= 4200
+    assert (attempt / "first_failure").read_text() == "1 0 n1\n"
+    monkeypatch.setenv("SLURM_PROCID", "8")
+    with pytest.raises(SystemExit), word.of_failure():
+        raise SystemExit(143)
+    assert not (attempt / "failures" / "8.json").exists()
+
+
+def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Of the job's nodes, those whose slurmd refuses; where the controller is away nothing is said of any."""
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        lines = [
+            f"NodeName=n{number} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={one.getsockname()[1]} Version=1"
+            for number, one in enumerate((there, gone))
+        ]
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        (found,) = silent.look(attempt, "n[0-1]")
+    assert (found.node, found.error) == ("n1", "Connection refused")
+    assert folder.read(attempt / "silent" / "n1.json", silent.Silent) == found
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    assert silent.look(attempt, "n[0-1]") == []
+
+
+def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) -> None:
+    """A node that has gone is known whatever its neighbours said first; after a good end nobody looks."""
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        line = f"NodeName=n1 Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={gone.getsockname()[1]} Version=1"
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n1"}
+        said = [sys.executable, "-m", "pitools.launch.attempt", "attend", "ranks", "--", "sh", "-c"]
+        env |= {"PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
+        assert subprocess.run([*said, "exit 0"], env=env, check=False).returncode == 0
+        assert not (attempt / "silent").exists()
+        assert subprocess.run([*said, "exit 1"], env=env, check=False).returncode == 1
+    assert [path.name for path in (attempt / "silent").iterdir()] == ["n1.json"]
+
+
+def test_storage_that_goes_does_not_hide_the_code(attempt: Path) -> None:
+    """A run's folder that is read-only when the step has ended: its code is told all the same."""
+    place = attempt.parent.parent
+    command = f"mount --bind {place} {place} && mount -o remount,ro,bind {place} && exit 7"
+    try:
+        assert attend(attempt, "sh", "-c", command).wait(20) == 7
+        with pytest.raises(OSError, match="Read-only"):
+            (place / "probe").touch()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_ranks_of_a_job_that_was_followed_up_are_ended(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm gave their node up, and it computes on: two jobs of a run never train at once for long."""
+    run_dir = attempt.parent.parent
+    (run_dir / "plan.json").write_text('{"request":{}}')
+    for name, value in {"PIT_RUN_DIR": str(run_dir), "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": run_dir.name}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(fence, "EVERY_S", 0.3)
+    jobs.intend(run_dir, 0, Site(name="s"), ())
+    leave.take(jobs.at(run_dir, 0), "run.7")
+    assert attend_step(["sleep", "1"], attempt, name="ranks") == 0, "it has leave"
+    threading.Timer(0.5, jobs.intend, [run_dir, 1, Site(name="s"), ()]).start()
+    began = time.monotonic()
+    assert attend_step(["sleep", "60"], attempt, name="ranks") == 143
+    assert time.monotonic() - began < 20
+    assert "job 1 of the run goes on with it" in (attempt / "logs" / "srun.err").read_text()

@@ -1,0 +1,211 @@
+"""The beginning and the end of an attempt: a folder of its own, leave, and an exit code whatever else fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.core.errors import ClusterError, UsageError
+from pitools.launch import jobs, leave
+from pitools.launch.attempt import begin, codes, end, follow, notice, signals, where
+from pitools.run import attempt as records
+from pitools.run import folder
+from pitools.site.model import Site
+
+ENDS = "2030-01-01T00:00:00.000Z"
+
+
+def job(run_dir: Path, **more: object) -> where.Job:
+    made = where.Job(
+        run_dir=run_dir, number=0, job_id="7", cluster="alpha", restart=0, node_list="n[1-2]", nodes=2, task="",
+        mode="none",
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **more)
+
+
+def test_attempts_are_counted_over_all_jobs(tmp_path: Path) -> None:
+    """Each beginning makes the first free number, with its start beside it."""
+    assert [begin.begin(job(tmp_path), ends=ENDS).name for _ in range(3)] == ["0", "1", "2"]
+    made = begin.begin(job(tmp_path, job_id="8", number=1), ends=ENDS)
+    start = folder.read(made / "start.json", records.Start)
+    assert start is not None
+    assert (start.attempt, start.job, start.job_id, start.node_list, start.ends) == ("3", 1, "8", "n[1-2]", ENDS)
+
+
+def test_two_at_once_get_two(tmp_path: Path) -> None:
+    """Making the folder decides: no number is given twice."""
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda _: begin.make(job(tmp_path)).name, range(24)))
+    assert sorted(map(int, names)) == list(range(24))
+
+
+def test_a_task_of_an_array_keeps_its_name(tmp_path: Path) -> None:
+    """`<task>.<restart>`, as before."""
+    assert begin.make(job(tmp_path, task="3", restart=1)).name == "3.1"
+
+
+def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
+    """A second job of the same number makes no attempt, and ends with 75; the first may begin again."""
+    (tmp_path / "jobs" / "1").mkdir(parents=True)
+    begin.begin(job(tmp_path, number=1), ends=ENDS)
+    begin.begin(job(tmp_path, number=1, restart=1), ends=ENDS)
+    with pytest.raises(begin.NoBeginning) as caught:
+        begin.begin(job(tmp_path, number=1, job_id="8"), ends=ENDS)
+    assert caught.value.code == codes.NO_LEAVE
+    assert leave.told(tmp_path / "jobs" / "1") == "run.7"
+    assert len(folder.attempts(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 3)])
+def test_a_run_that_is_over_is_not_begun(tmp_path: Path, state: str, code: int) -> None:
+    """A verdict ends the job with the run's own exit code, whoever started it again."""
+    said = records.Verdict(state=state, kind="user", reason="so", t="", attempts=1, exit_code=code)  # type: ignore[arg-type]
+    folder.write(tmp_path / "verdict.json", said)
+    with pytest.raises(begin.NoBeginning) as caught:
+        begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    assert caught.value.code == code
+    assert not folder.attempts(tmp_path)
+
+
+def test_submitit_finds_its_callable_in_a_later_job(tmp_path: Path) -> None:
+    """It was stored under the first job's id."""
+    (tmp_path / "submitit").mkdir()
+    (tmp_path / "submitit" / "7_submitted.pkl").write_bytes(b"it")
+    begin.begin(job(tmp_path, job_id="9", number=2), ends=ENDS)
+    begin.begin(job(tmp_path, job_id="9", number=2), ends=ENDS)
+    assert (tmp_path / "submitit" / "9_submitted.pkl").read_bytes() == b"it"
+
+
+def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
+    """srun returns the highest code of all; what counts is the first rank's."""
+    made = begin.begin(job(tmp_path), ends=ENDS)
+    (made / "first_failure").write_text("3 1 n2\n")
+    assert end.end(job(tmp_path), made, 143) == "3"
+    ended = folder.read(made / "exit.json", folder.Attempt)
+    assert ended is not None
+    assert ended.exit_code == 3
+
+
+def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose plan is damaged still ends with its ranks' code."""
+    made = begin.begin(job(tmp_path), ends=ENDS)
+    (tmp_path / "plan.json").write_text("{")
+    assert end.end(job(tmp_path, mode="run"), made, 9) == "9"
+    assert "what follows failed" in capsys.readouterr().err
+    assert begin.begin(job(tmp_path, mode="run"), ends=ENDS).name == "1"  # and an attempt that nobody could judge
+
+
+def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
+    """Once each, though Slurm may send them to the script and to us; later ones again."""
+    heard: list[int] = []
+    made = begin.begin(job(tmp_path), ends=ENDS)
+    ears = signals.Ears(made, heard.append)
+    try:
+        for number in (10, 10, 12):
+            os.kill(os.getpid(), number)
+    finally:
+        ears.close()
+    said = [
+        msgspec.json.decode(line, type=records.Signal) for line in (made / "signals.jsonl").read_bytes().splitlines()
+    ]
+    assert [one.signal for one in said] == ["SIGUSR1", "SIGUSR2"]
+    assert heard == [10, 12]
+    assert said[0].left_s is not None
+    assert said[0].left_s > 0
+    assert not end.was_told(made)
+    signals.note(made, 15, None)
+    assert end.was_told(made)
+
+
+def test_how_far_recovery_goes(tmp_path: Path) -> None:
+    """Nothing without a plan or in an array; the allocation for a ticket; further jobs for a run that has them."""
+    assert where.mode(tmp_path, {}) == "none"
+    (tmp_path / "plan.json").write_text("{}")
+    assert where.mode(tmp_path, {}) == "allocation"
+    (tmp_path / "jobs").mkdir()
+    assert where.mode(tmp_path, {}) == "run"
+    assert where.mode(tmp_path, {"PIT_RECOVER": "allocation"}) == "allocation"
+    assert where.mode(tmp_path, {"SLURM_ARRAY_TASK_ID": "1"}) == "none"
+
+
+def test_the_job_says_its_number_by_its_name(tmp_path: Path) -> None:
+    """`<run id>.<k>`; another name is the first job's."""
+    names = ["r-1", "r-1.1", "r-1.12", "r-1.x", "r-12.1", "hello"]
+    assert [where.number("r-1", name) for name in names] == [0, 1, 12, 0, 0, 0]
+    with pytest.raises(UsageError, match="SLURM_JOB_ID"):
+        where.job({"PIT_RUN_DIR": str(tmp_path)})
+
+
+def test_the_notice_fits_the_framework() -> None:
+    """JAX's preemption service listens to TERM; a site's longer grace makes the notice longer."""
+    assert notice.signal_for("jax") == "TERM@120"
+    assert notice.signal_for("torch", 300) == "USR2@300"
+    assert notice.signal_for("none", 1e9) == "USR2@65535"
+
+
+def test_our_codes_are_free() -> None:
+    """None is Slurm's 253, a signal's, or another's of ours."""
+    ours = [codes.NO_LEAVE, codes.NOT_MET, codes.MISPLACED, codes.NO_DATA, codes.HUNG, codes.NOT_BEGUN,
+            codes.TO_BE_CONTINUED]  # fmt: skip
+    assert len(set(ours)) == len(ours)
+    assert not {253, *range(128, 193)} & set(ours)
+
+
+def sent(run_dir: Path, *numbers: int, known: bool = True) -> None:
+    """The run was sent as jobs of these numbers; the last one's sender may not have heard of it."""
+    for number in numbers:
+        jobs.intend(run_dir, number, Site(name="s"), ())
+        if known or number != numbers[-1]:
+            ref = folder.JobRef(job_id=str(7 + number), site="s", submitted=ENDS, number=number)
+            folder.write(jobs.at(run_dir, number) / "job.json", ref)
+
+
+def test_a_job_that_was_followed_up_does_not_begin(tmp_path: Path) -> None:
+    """Slurm puts it back after its successor was sent, and perhaps before its leave was taken; that one may begin."""
+    sent(tmp_path, 0, 1)
+    leave.take(jobs.at(tmp_path, 0), "run.7")
+    with pytest.raises(begin.NoBeginning, match="job 1 of the run") as caught:
+        begin.begin(job(tmp_path, restart=1), ends=ENDS)
+    assert caught.value.code == codes.NO_LEAVE
+    assert begin.begin(job(tmp_path, number=1, job_id="8"), ends=ENDS).name == "0"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_its_own_end_began_it_finishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """Killed while it sent its successor, then put back: it sends that one, and goes on itself where Slurm refuses."""
+    sent(tmp_path, 0, 1, known=False)
+
+    def finish(_: where.Job, number: int) -> None:
+        if refused:
+            shutil.rmtree(jobs.at(tmp_path, number))
+            raise ClusterError("Invalid account")
+        sent(tmp_path, 0, 1)
+
+    monkeypatch.setattr(follow, "finish", finish)
+    if refused:
+        assert begin.begin(job(tmp_path, restart=1), ends=ENDS).name == "0"
+    else:
+        with pytest.raises(begin.NoBeginning, match="job 1 of the run"):
+            begin.begin(job(tmp_path, restart=1), ends=ENDS)
+
+
+def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows this job up takes its leave, and then looks for attempts: what came between leaves none."""
+    sent(tmp_path, 0)
+    make = begin.make
+
+    def late(one: where.Job) -> Path:
+        made = make(one)
+        (jobs.at(tmp_path, 0) / "leave").unlink()
+        leave.take(jobs.at(tmp_path, 0), leave.NO)
+        return made
+
+    monkeypatch.setattr(begin, "make", late)
+    with pytest.raises(begin.NoBeginning, match="no leave"):
+        begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    assert folder.attempts(tmp_path) == []

@@ -1,0 +1,79 @@
+"""`pit launch why NODE`, `lift` and `tick`, as a person or cron types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError
+from pitools.launch.recover import exclusions
+from pitools.launch.recover.lock import held
+from pitools.launch.recover.tick import LOCK
+from pitools.run.attempt import Cause, Evidence
+from pitools.site.load import load
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_why_a_node_and_lift(pit: Pit, tmp_path: Path) -> None:
+    """The evidence and the time are shown, lifting takes effect, and a name that is nothing is exit 2."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-7.out", what="NVRM: Xid 79", kind="gpu", node="alpha03")
+    cause = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79 on alpha03", evidence=(seen,))
+    exclusions.add(runs, load("alpha"), ["alpha03"], cause, "t-1")
+    words = {"PIT_RUNS": str(runs)}
+    done = pit("launch", "why", "alpha03", "--site", "alpha", **words)
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (row["kind"], row["run"], "NVRM: Xid 79" in row["evidence"][0]) == ("gpu", "t-1", True)
+    assert "pit launch lift alpha03" in done.stderr
+    assert "left out are: alpha03" in pit("launch", "lift", "alpha3", "--site", "alpha", **words).stderr
+    assert pit("launch", "lift", "alpha03", "--site", "alpha", **words).returncode == 0
+    assert "none is left out" in pit("launch", "lift", "alpha03", "--site", "alpha", **words).stderr
+    assert "may have alpha03 again" in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
+    assert pit("launch", "why", "alpha04", "--site", "alpha", **words).returncode == 2
+
+
+def test_tick_has_nothing_to_say(pit: Pit, tmp_path: Path) -> None:
+    """Without runs, and while another is at work: exit 0 and no record, so that cron mails no noise from stdout."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with held(runs / LOCK, "it"):
+        done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "another tick is at work" in done.stderr
+
+
+def test_a_run_of_somebody_else_is_called_that() -> None:
+    """Whoever may read a run and not write there is told whose it is, and what they can do."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        folder.chmod(0o555)
+        if not os.geteuid():
+            os.seteuid(65534)
+        with pytest.raises(ClusterError, match="run x is") as caught, held(folder / ".lock", "run x"):
+            pass
+        assert (pwd.getpwuid(folder.stat().st_uid).pw_name in caught.value.what, "why" in caught.value.hint) == (
+            True,
+            True,
+        )
+    finally:
+        os.seteuid(os.getuid())
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_an_empty_pipe_is_no_plan(pit: Pit) -> None:
+    """As where the `plan` before it failed: exit 2, and the reason is looked for there."""
+    done = pit("launch", "run", "-")
+    assert (done.returncode, "no plan came" in done.stderr) == (2, True)

@@ -1,0 +1,156 @@
+"""All runs of a site, once: from cron, whoever left them, and with little to ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.core.errors import Unreachable
+from pitools.launch import jobs, polling
+from pitools.launch.recover import settling, tick
+from pitools.launch.recover.lock import held
+from pitools.run import folder
+from pitools.site.model import Site
+
+Runs = Any
+Cluster = Any
+SITE = Site(name="s")
+
+
+def ticked(runs: Runs, **asked: Any) -> tuple[dict[str, str], list[str]]:
+    """What changed (run → action), and which runs had something wrong."""
+    wrong: list[str] = []
+    found = {
+        one.run_id: one.action for one in tick.tick(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
+    }
+    return found, wrong
+
+
+def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> None:
+    """One question to Slurm, one record a change, and nothing the second time."""
+    states = ["PENDING", "RUNNING", "NODE_FAIL", "FAILED", "CANCELLED", "COMPLETED"]
+    for number, state in enumerate(states):
+        run_dir = runs.make(f"t-{number}")
+        # Each its own job: the run's folder is all that they share.
+        ref = msgspec.structs.replace(folder.read(run_dir / "job.json", folder.JobRef), job_id=f"{number}0")
+        for path in (run_dir / "job.json", jobs.at(run_dir, 0) / "job.json"):
+            folder.write(path, ref)
+        cluster.states[f"{number}0"] = state
+        runs.attempt(run_dir, error="ValueError: boom" if state == "FAILED" else "", code={"COMPLETED": 0}.get(state))
+    cluster.asked = 0
+    found, wrong = ticked(runs)
+    assert found == {"t-2": "resubmit", "t-3": "stop", "t-4": "stop", "t-5": "done"}
+    assert (wrong, cluster.asked, len(cluster.sent)) == ([], 1, 1)
+    assert ticked(runs) == ({}, [])
+
+
+def test_an_interrupted_submission_is_finished(runs: Runs, cluster: Cluster) -> None:
+    """An intent that nobody is at any more; one of this minute is still its own process's."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    intent = jobs.intend(run_dir, 1, SITE, ())
+    assert ticked(runs) == ({}, [])
+    old = msgspec.structs.replace(intent, t="2026-01-01T00:00:00.000Z", tried="2026-01-01T00:00:00.000Z")
+    folder.write(jobs.at(run_dir, 1) / "intent.json", old)
+    assert ticked(runs) == ({"t-1": "submitted"}, [])
+
+
+def test_what_is_not_its_own_is_left_alone(runs: Runs, cluster: Cluster) -> None:
+    """A ticket of `pit place`, another site's run, and a run of before there were verdicts."""
+    for name in ("ticket", "other", "old"):
+        runs.attempt(runs.make(name))
+    cluster.states["100"] = "NODE_FAIL"
+    (runs.root / "ticket" / "events.jsonl").write_text('{"schema":"pit.event/1","t":"","event":"submitted"}\n')
+    plan = settling.plan_of(runs.root / "other")
+    (runs.root / "other" / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site="beta")))
+    (runs.root / "old" / "jobs").rename(runs.root / "old" / "no-jobs")
+    assert ticked(runs) == ({}, [])
+
+
+def test_one_broken_run_does_not_hide_the_others(runs: Runs, cluster: Cluster) -> None:
+    """What is wrong is told with its name, and the rest is done."""
+    for name in ("t-1", "t-2", "t-3"):
+        runs.attempt(runs.make(name))
+    (runs.root / "t-1" / "plan.json").write_text("{")
+    (runs.root / "t-2" / "script.sbatch").unlink()
+    cluster.states["100"] = "NODE_FAIL"
+    assert ticked(runs) == ({"t-3": "resubmit"}, ["t-1", "t-2"])
+
+
+def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
+    """The second says so and does nothing."""
+    runs.attempt(runs.make())
+    cluster.states["100"] = "NODE_FAIL"
+    with held(runs.root / tick.LOCK, "it"), pytest.raises(tick.Busy):
+        ticked(runs)
+    assert cluster.sent == []
+    assert ticked(runs)[0] == {"t-1": "resubmit"}
+
+
+def test_its_time_is_bounded(runs: Runs, cluster: Cluster) -> None:
+    """What there is no time for is the next tick's."""
+    for name in ("t-1", "t-2"):
+        runs.attempt(runs.make(name))
+    cluster.states["100"] = "NODE_FAIL"
+    assert ticked(runs, longest_s=-1.0) == ({}, ["t-1"])
+    assert len(ticked(runs)[0]) == 2
+
+
+def test_a_silent_slurm_decides_nothing(
+    runs: Runs, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is judged because a question failed; a folder without runs asks nothing."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+
+    def silent(*_: object, **__: object) -> dict[str, str]:
+        raise Unreachable("Unable to contact slurm controller")
+
+    monkeypatch.setattr(polling, "ask", silent)
+    with pytest.raises(Unreachable):
+        ticked(runs)
+    assert settling.verdict(run_dir) is None
+    assert list(tick.tick(tmp_path / "none", SITE, lambda *_: None)) == []
+
+
+def test_a_thousand_runs_that_are_over_cost_little(runs: Runs, cluster: Cluster) -> None:
+    """Cron looks every few minutes: a run with its verdict is one look at its folder."""
+    first = runs.make("t-0")
+    settling.conclude(first, "stopped", "user", "over")
+    for number in range(1, 1000):
+        path = runs.root / f"t-{number}"
+        path.mkdir()
+        for name in ("plan.json", "verdict.json"):
+            (path / name).hardlink_to(first / name)
+    started = time.perf_counter()
+    assert ticked(runs) == ({}, [])
+    assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize(("script", "age_s", "found"), [(True, 120, True), (True, 5, False), (False, 120, False)])
+def test_a_run_whose_maker_was_killed(runs: Runs, cluster: Cluster, script: bool, age_s: int, found: bool) -> None:
+    """Made, and never submitted: its first job is sent, once, unless its maker may still be about to."""
+    run_dir = runs.make()
+    shutil.rmtree(run_dir / "jobs" / "0")
+    (run_dir / "job.json").unlink()
+    os.utime(run_dir / "script.sbatch", (time.time() - age_s,) * 2)
+    if not script:
+        (run_dir / "script.sbatch").unlink()
+    assert ticked(runs) == ({"t-1": "submitted"} if found else {}, [])
+    assert ticked(runs) == ({}, [])
+    assert len(cluster.sent) == found
+
+
+def test_a_job_that_is_seen_again_was_not_missed(runs: Runs, cluster: Cluster) -> None:
+    """What a look long ago missed does not count when it is missed again."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    (run_dir / ".missed.100").touch()
+    ticked(runs)
+    assert not (run_dir / ".missed.100").exists()

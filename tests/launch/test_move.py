@@ -1,0 +1,259 @@
+"""A run is taken to another site, and goes on there; or it stays where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.checkpoint import find, owner, verify
+from pitools.core.errors import ConfigError, DataError, NoSpace, PitError, TryLater, UsageError
+from pitools.launch import carried, local, submit
+from pitools.launch import move as moving
+from pitools.launch import plan as planning
+from pitools.launch.recover import settling
+from pitools.launch.reproduce import provenance
+from pitools.launch.request import Request
+from pitools.run import folder
+from pitools.site import load
+from pitools.site.model import Site
+
+# What starts a run does not wait for it.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <function Popen.__del__")
+
+# Counts, one step in 50 ms; saves and ends at USR2, as the loops of pitools.train do.
+LOOP = """
+import os, signal, sys, time
+from pathlib import Path
+from pitools.checkpoint import find, layout, owner, seal
+told = []
+def main(steps, deaf=False):
+    signal.signal(signal.SIGUSR2, (lambda *_: None) if deaf else (lambda *_: told.append(1)))
+    at, run = Path(os.environ["PIT_CHECKPOINT_DIR"]), Path(os.environ["PIT_RUN_DIR"]).name
+    owner.claim(at, run, "m")
+    done = find.newest(at)
+    (Path(os.environ["PIT_ATTEMPT_DIR"]) / "began").write_text(str(done))
+    while done < steps and not told:
+        time.sleep(0.05)
+        done += 1
+    place = layout.begin(at, done, "t")
+    layout.payload(place).mkdir()
+    (layout.payload(place) / "state").write_text(str(done) * 1000)
+    seal.digest_share(place, 0, 1)
+    seal.publish(at, place, done, format="files", run=run, model="m", world_size=1)
+    if done < steps:
+        sys.exit(140)
+"""
+
+
+class Sites:
+    """Two places on this machine, each with its own runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.here, self.there = load.load("here"), load.load("there")
+
+    def start(self, **asked: object) -> Path:
+        wanted = {"name": "t", "entry": "loop:main", "args": {"steps": 400}, "time": "5m",
+                  "workdir": str(self.root / "work"), **asked}  # fmt: skip
+        request = Request(**wanted)  # type: ignore[arg-type]
+        run_dir = submit.run(planning.make(request, self.here, "test"), self.here)
+        until(lambda: (run_dir / "attempts" / "0" / "began").exists())
+        return run_dir
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def end(run_dir: Path) -> None:
+    job = folder.read(run_dir / "job.json", folder.JobRef)
+    if job:
+        local.cancel(job)
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
+    configs = tmp_path / "sites"
+    configs.mkdir()
+    for name in ("here", "there"):
+        text = f'name = "{name}"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/{name}/runs"\n'
+        (configs / f"{name}.toml").write_text(text)
+    monkeypatch.setenv("PIT_SITE_PATH", str(configs))
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "loop.py").write_text(LOOP)
+    return Sites(tmp_path)
+
+
+def lives(run_dir: Path) -> bool:
+    job = folder.read(run_dir / "job.json", folder.JobRef)
+    return job is not None and bool(local.alive(job))
+
+
+def test_it_goes_on_there(sites: Sites) -> None:
+    """It saves and ends here, and begins there at that very step, with its own code; the old run says where it is."""
+    run_dir = sites.start()
+    (sites.root / "work" / "loop.py").write_text("raise SystemExit('the live code ran')\n")
+    moved = moving.move(run_dir, sites.here, sites.there)
+    new = Path(moved.run_dir)
+    try:
+        assert moved.step == find.newest(run_dir / "checkpoints") > 0
+        until(lambda: (new / "attempts" / "0" / "began").exists())
+        assert (new / "attempts" / "0" / "began").read_text() == str(moved.step)
+    finally:
+        end(new)
+    assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
+    assert (owner.read(new / "checkpoints") or owner.Owner(run="", model="")).run == moved.to == new.name
+    verdict = settling.verdict(run_dir)
+    assert verdict is not None
+    assert verdict.reason == f"moved to there as {moved.to}, with {moved.step} steps"
+    record = provenance.read(new)
+    assert record is not None
+    assert record.parent == run_dir.name
+    assert not lives(run_dir)
+    with pytest.raises(UsageError, match="the run was moved to there"):
+        moving.move(run_dir, sites.here, sites.there)
+
+
+@pytest.mark.parametrize("fault", ["full", "flipped", "refused"])
+def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """A full disk, bytes that arrive wrong, a job that is refused: nothing is left there, and it goes on here."""
+    run_dir = sites.start()
+    true_copy = carried.copy
+
+    def copy(source: Path, step: int, to: Path, run: str) -> None:
+        if fault == "full":
+            raise NoSpace("no space left", where=str(to))
+        true_copy(source, step, to, run)
+        state = to / "checkpoints" / f"step_{step}" / "payload" / "state"
+        state.write_text("9" + state.read_text()[1:])
+        problems = verify.check(state.parent.parent)
+        assert problems
+        raise DataError("the checkpoint did not arrive as it was")
+
+    if fault == "refused":
+        monkeypatch.setattr(submit.local, "start", refuse_once(local.start))
+    else:
+        monkeypatch.setattr(carried, "copy", copy)
+    with pytest.raises(PitError):
+        moving.move(run_dir, sites.here, sites.there)
+    try:
+        assert not [path for path in (sites.root / "there" / "runs").glob("*") if path.is_dir()]
+        assert not [path for path in (sites.root / "there" / "runs").glob(".*") if path.is_dir()]
+        assert settling.verdict(run_dir) is None
+        assert not (run_dir / "move.json").exists()
+        until(lambda: (run_dir / "attempts" / "1" / "began").exists())
+        assert int((run_dir / "attempts" / "1" / "began").read_text()) > 0
+    finally:
+        end(run_dir)
+
+
+def refuse_once(start: Callable[[Path, Site], folder.JobRef]) -> Callable[[Path, Site], folder.JobRef]:
+    """The first start is refused."""
+    asked: list[int] = []
+
+    def starting(run_dir: Path, site: Site) -> folder.JobRef:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConfigError("no", where=site.name)
+        return start(run_dir, site)
+
+    return starting
+
+
+def test_one_that_does_not_stop_goes_on(sites: Sites) -> None:
+    """A program that is deaf to the signal is left alone after a while, as if nobody had asked."""
+    run_dir = sites.start(args={"steps": 400, "deaf": True})
+    try:
+        with pytest.raises(TryLater, match="did not save and end within 1 s"):
+            moving.move(run_dir, sites.here, sites.there, stop_s=1)
+        assert lives(run_dir)
+        assert settling.verdict(run_dir) is None
+        assert not (sites.root / "there" / "runs").exists()
+    finally:
+        end(run_dir)
+
+
+def test_killed_on_the_way_and_called_again(sites: Sites) -> None:
+    """However far it got when it was killed, the same command ends with one run there, under the same name."""
+    run_dir = sites.start()
+    program = f"""
+import os
+from pathlib import Path
+from pitools.launch import move, submit
+from pitools.site import load
+real = submit.run
+def run(*words, **more):
+    made = real(*words, **more)
+    os._exit(9)
+submit.run = run
+move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+"""
+    argv = [str(Path(os.sys.executable)), "-c", program]  # type: ignore[attr-defined]
+    assert subprocess.run(argv, check=False, timeout=60).returncode == 9
+    verdict = settling.verdict(run_dir)
+    assert verdict is not None
+    assert verdict.reason.startswith("it is being moved to there as ")
+    (begun,) = (sites.root / "there" / "runs").glob("t-*")
+    try:
+        moved = moving.move(run_dir, sites.here, sites.there)
+        assert Path(moved.run_dir) == begun
+        assert len(list((sites.root / "there" / "runs").glob("t-*"))) == 1
+        with pytest.raises(UsageError, match="the run was moved to there"):
+            moving.move(run_dir, sites.here, sites.there)
+    finally:
+        end(begun)
+
+
+def test_what_is_refused_before_anything_is_touched(sites: Sites) -> None:
+    """The same site, a site that is too small, code that was changed: the run does not notice."""
+    run_dir = sites.start()
+    try:
+        with pytest.raises(UsageError, match='is of site "here"'):
+            moving.move(run_dir, sites.here, sites.here)
+        (run_dir / "code" / "loop.py").write_text(LOOP + "# changed\n")
+        with pytest.raises(DataError, match=r"code/loop\.py"):
+            moving.move(run_dir, sites.here, sites.there)
+        assert lives(run_dir)
+        assert not (run_dir / "verdict.json").exists()
+        assert not (run_dir / "move.json").exists()
+    finally:
+        end(run_dir)
+
+
+def test_one_that_finished_is_not_moved(sites: Sites) -> None:
+    """A run that makes its last step while it is asked to stop has finished, and says so."""
+    run_dir = sites.start(args={"steps": 4})
+    until(lambda: not lives(run_dir))
+    settling.conclude(run_dir, "finished", "finished", "done", 0)
+    with pytest.raises(UsageError, match="the run has finished"):
+        moving.move(run_dir, sites.here, sites.there)
+
+
+def test_damaged_checkpoints_stay(sites: Sites) -> None:
+    """Of several checkpoints the newest good one travels; a damaged newer one does not."""
+    run_dir = sites.start()
+    end(run_dir)
+    until(lambda: not lives(run_dir))
+    checkpoints = run_dir / "checkpoints"
+    source = sites.start(args={"steps": 3})
+    until(lambda: not lives(source))
+    for step in (3, 7):
+        carried.copy(source, 3, sites.root / f"copy{step}", run_dir.name)
+    checkpoints.mkdir(exist_ok=True)
+    (sites.root / "copy3" / "checkpoints" / "step_3").rename(checkpoints / "step_3")
+    (sites.root / "copy7" / "checkpoints" / "step_3").rename(checkpoints / "step_7")
+    assert find.newest(checkpoints) == 3  # what says step 3 is not believed to be step 7
+    moved = moving.move(run_dir, sites.here, sites.there)
+    end(Path(moved.run_dir))
+    assert moved.step == 3
+    assert json.loads((Path(moved.run_dir) / "checkpoints" / "owner.json").read_text())["run"] == moved.to
