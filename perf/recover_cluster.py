@@ -59,11 +59,12 @@ cpus_per_node = 4
 class Cluster:
     """One devcluster of the name `faults`, and a folder of work beside it. A context: at its end nothing is left."""
 
-    def __init__(self, *, nodes: int = 4, base_port: int = 29000) -> None:
+    def __init__(self, *, nodes: int = 4, base_port: int = 29000, requeue_delay_s: int = 10) -> None:
         self.root, self.work = Path(f"/var/tmp/pit-dc-{NAME}"), Path(f"/var/tmp/pit-{NAME}-work")
         self.nodes = [f"{NAME}{i:02d}" for i in range(1, nodes + 1)]
         self.conf, self.runs = self.root / NAME / "slurm.conf", self.work / "runs"
-        options = ["--root", str(self.root), "--clusters", NAME, "--nodes", str(nodes), "--base-port", str(base_port)]
+        options = ["--root", str(self.root), "--clusters", NAME, "--nodes", str(nodes), "--base-port", str(base_port),
+                   "--requeue-delay", str(requeue_delay_s)]  # fmt: skip
         self._up = [str(REPO / "scripts/devcluster"), "up", *options]
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "PIT_"))},

@@ -8,9 +8,6 @@ from devcluster_parts.layout import Cluster, Layout
 
 LOOPBACK = "127.0.0.1"
 
-REQUEUE_DELAY_S = 10
-"""A requeued job is held until its old credential has expired; Slurm's default is 120 s."""
-
 CPUS_PER_NODE = 4
 MEMORY_MIB = 16_000
 
@@ -26,7 +23,7 @@ class Host:
 def slurm_conf(layout: Layout, cluster: Cluster, host: Host, cloud_nodes: str = "") -> str:
     """The slurm.conf of one cluster; `cloud_nodes` is the folded list of a controller-only cluster."""
     parts = [
-        _identity(cluster, host),
+        _identity(cluster, host, layout.settings.requeue_delay_s),
         _files(layout, cluster),
         _timing(),
         _scheduling(),
@@ -37,8 +34,9 @@ def slurm_conf(layout: Layout, cluster: Cluster, host: Host, cloud_nodes: str = 
     return "\n".join(parts)
 
 
-def _identity(cluster: Cluster, host: Host) -> str:
+def _identity(cluster: Cluster, host: Host, requeue_delay_s: int) -> str:
     # There is no authentication, so every daemon binds to the loopback address alone (No...InAddrAny).
+    # A requeued job is held until its old credential has expired.
     return f"""\
 # Written by scripts/devcluster; `devcluster up` writes it again.
 ClusterName={cluster.name}
@@ -48,7 +46,7 @@ SlurmUser={host.user}
 SlurmdUser={host.user}
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire={REQUEUE_DELAY_S}
+AuthInfo=cred_expire={requeue_delay_s}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 MailProg=/bin/true
 MpiDefault=none

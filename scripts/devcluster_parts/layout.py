@@ -22,13 +22,14 @@ RESERVED = (CLOUD, "log", "db", "slurmdbd", "processes")
 class Settings:
     """What the user asked for; kept in the root's marker file, so that later calls need no options.
 
-    `cloud` is None, or the folded node list of the controller-only cluster.
+    `cloud` is None, or the folded node list of the controller-only cluster. Slurm's own requeue delay is 120 s.
     """
 
     clusters: tuple[str, ...] = ("alpha", "beta")
     nodes: int = 8
     base_port: int = DEFAULT_BASE_PORT
     cloud: str | None = None
+    requeue_delay_s: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,7 @@ class Asked:
     nodes: int | None = None
     base_port: int | None = None
     cloud: str | None = None
+    requeue_delay_s: int | None = None
     cloud_topology: str = ""
 
 
@@ -135,7 +137,7 @@ def resolve(root: Path, kept: Settings | None, asked: Asked) -> Settings:
 
     A cloud cluster may be added to what is up; anything else that differs raises Problem.
     """
-    fields = ("clusters", "nodes", "base_port", "cloud")
+    fields = ("clusters", "nodes", "base_port", "cloud", "requeue_delay_s")
     said = {field: value for field in fields if (value := getattr(asked, field)) is not None}
     settings = replace(kept or Settings(), **said)
     _check_settings(settings)
@@ -158,6 +160,9 @@ def _check_settings(settings: Settings) -> None:
         raise UsageProblem("needs one or more names, each once", where="--clusters")
     if not 1 <= settings.nodes <= MAX_NODES:
         raise UsageProblem(f"{settings.nodes} is not between 1 and {MAX_NODES}", where="--nodes")
+    if not 5 <= settings.requeue_delay_s <= 3600:
+        what = f"{settings.requeue_delay_s} s is not between 5 and 3600"
+        raise UsageProblem(what, where="--requeue-delay")
     last = settings.base_port + PORTS_PER_CLUSTER * (len(settings.clusters) + 2) - 1
     if settings.base_port < 1024 or last >= FIRST_DYNAMIC_PORT:
         what = f"ports {settings.base_port} to {last} are not within 1024 to {FIRST_DYNAMIC_PORT - 1}"

@@ -46,6 +46,13 @@ def test_preemption_requeues():
     assert (conf["PreemptType"], conf["PreemptMode"], conf["JobRequeue"]) == ("preempt/qos", "REQUEUE", "1")
 
 
+def test_the_requeue_delay_is_what_was_asked_for():
+    """Slurm derives it from the life of a credential."""
+    layout = Layout(root=Path("/srv/dc"), settings=Settings(requeue_delay_s=120))
+    assert parsed(config.slurm_conf(layout, layout.clusters[0], HOST))["AuthInfo"] == "cred_expire=120"
+    assert parsed(config.slurm_conf(LAYOUT, ALPHA, HOST))["AuthInfo"] == "cred_expire=10"
+
+
 def test_cloud_nodes_have_no_port():
     """The cloud cluster is its controller and a node list, in CLOUD state."""
     text = config.slurm_conf(LAYOUT, CLOUD, HOST, "cloud[1-9]")

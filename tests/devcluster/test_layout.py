@@ -84,7 +84,9 @@ def test_the_cloud_may_be_added_to_what_is_up():
     assert resolve(ROOT, Settings(), Asked(cloud="cloud[1-2]")) == Settings(cloud="cloud[1-2]")
 
 
-@pytest.mark.parametrize("asked", [Asked(nodes=4), Asked(base_port=20000), Asked(cloud="cloud[1-3]")])
+@pytest.mark.parametrize(
+    "asked", [Asked(nodes=4), Asked(base_port=20000), Asked(cloud="cloud[1-3]"), Asked(requeue_delay_s=120)]
+)
 def test_other_settings_than_those_that_are_up_are_refused(asked):
     """What is up is not silently rebuilt, and the message names what differs."""
     with pytest.raises(Problem, match="other settings"):
