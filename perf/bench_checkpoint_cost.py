@@ -8,8 +8,8 @@ to save as ours is. Each save is into a new folder, and what was saved before is
 sync their files, as ours does; neither syncs folders' names, and neither can tell a flipped bit from a weight.
 
 On a shared machine two saves of one kind differ by more than a tenth. So the guard's own part is timed within each save
-as well, from the last byte that the framework wrote to the end: "with the guard's part" is a save over the same save
-without it.
+as well: from the last byte that the framework wrote to the end, and where digests are taken while DCP writes, what its
+writes waited for them. "With the guard's part" is a save over the same save without it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -45,10 +46,12 @@ class Clock:
     def __init__(self) -> None:
         self.blocked: dict[str, list[float]] = {}
         self.own: list[float] = []
+        self.waited = 0.0
 
     def guard_s(self, began: float) -> None:
         """A save of ours ended."""
-        self.own.append(time.perf_counter() - began)
+        self.own.append(time.perf_counter() - began + self.waited)
+        self.waited = 0.0
 
     @contextmanager
     def __call__(self, who: str) -> Iterator[None]:
@@ -62,9 +65,10 @@ def own_part(adapter: Any, clock: Clock, save: Callable[[], None]) -> Callable[[
     """A save whose time after the framework's last write is noted."""
     wrote, write = [0.0], adapter._write
 
-    def noted(*args: Any) -> None:
-        write(*args)
+    def noted(*args: Any) -> Any:
+        digests = write(*args)
         wrote[0] = time.perf_counter()
+        return digests
 
     def instead() -> None:
         save()
@@ -72,6 +76,27 @@ def own_part(adapter: Any, clock: Clock, save: Callable[[], None]) -> Callable[[
 
     adapter._write = noted
     return instead
+
+
+def waits(clock: Clock) -> type[ThreadPoolExecutor]:
+    """A pool that notes how long its digests are waited for."""
+
+    class Noted(ThreadPoolExecutor):
+        def submit(self, *args: Any, **more: Any) -> Any:
+            future = super().submit(*args, **more)
+            result = future.result
+
+            def noted(*limit: float) -> Any:
+                began = time.perf_counter()
+                try:
+                    return result(*limit)
+                finally:
+                    clock.waited += time.perf_counter() - began
+
+            future.result = noted  # type: ignore[method-assign]
+            return future
+
+    return Noted
 
 
 def values(mebibytes: int) -> dict[str, Any]:
@@ -112,8 +137,10 @@ def of_torch(home: Path, mebibytes: int, clock: Clock) -> Saves:
     from torch.distributed.checkpoint import async_save
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+    from pitools.checkpoint import dcp_files
     from pitools.checkpoint.dcp import Dcp
 
+    dcp_files.ThreadPoolExecutor = waits(clock)  # type: ignore[misc,attr-defined]
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
     adapter = Dcp()
     guard, steps, numbers = Guard(home / "ours", adapter, keep_last=99), itertools.count(1), itertools.count(1)

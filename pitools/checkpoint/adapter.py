@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+from pitools.checkpoint.hashing import Hashed
 from pitools.checkpoint.meeting import Meeting
 from pitools.core.errors import ClusterError, NoSpace, PitError
 from pitools.core.files import os_error
+
+# What a rank has digested while it wrote it, and made durable: by path below the payload.
+Digests = Mapping[str, Hashed]
 
 
 class Adapter(Protocol):
@@ -19,8 +24,12 @@ class Adapter(Protocol):
     def describe(self, state: Any) -> dict[str, str]:
         """Name → type and shape of all that a state holds, the same at every rank."""
 
-    def stage(self, state: Any, payload: Path) -> Callable[[Meeting], None]:
-        """Copy a state to this host; returns what writes it, to be called once, in any thread."""
+    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests | None]:
+        """Copy a state to this host; returns what writes it, to be called once, in any thread.
+
+        payload: where to write. It comes, or its error does, after `stage` has returned: training does not wait for a
+        file system. It is there when what is returned is called.
+        """
 
     def load(self, payload: Path, like: Any) -> Any:
         """What was written, as `like` is. Raises DataError."""

@@ -14,6 +14,9 @@ from pitools.core.errors import DataError
 from pitools.core.progress import bar
 from pitools.core.record import Record
 
+# About a second's reading.
+_WORTH_A_BAR = 1 << 30
+
 
 class Check(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
     """What a check went through. bytes: as the manifests name them. good: the newest without findings, None for none.
@@ -31,7 +34,7 @@ class Check(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
 
 
 def check(folder: Path, steps: Sequence[int], *, threads: int = 0, aside: bool = False) -> Iterator[Problem | Check]:
-    """The findings of each checkpoint, newest first (a bar each, on a terminal), then one Check.
+    """The findings of each checkpoint, newest first (a bar for each large one, on a terminal), then one Check.
 
     aside: move those with findings to the quarantine. Raises NoSpace, ClusterError.
     """
@@ -40,7 +43,7 @@ def check(folder: Path, steps: Sequence[int], *, threads: int = 0, aside: bool =
     for step in sorted(steps, reverse=True):
         path = layout.step_path(folder, step)
         size = _bytes(path)
-        with bar(path.name, size) as advance:
+        with bar(path.name, size, quiet=size < _WORTH_A_BAR) as advance:
             problems = check_one(path, threads=threads, advance=advance)
         yield from problems
         n_bytes, findings = n_bytes + size, findings + len(problems)
@@ -58,7 +61,8 @@ def newest_good(folder: Path) -> int | None:
     """Steps of the newest checkpoint whose every byte is as it was saved; None for none. Raises ClusterError."""
     for step in find.whole(folder):
         path = layout.step_path(folder, step)
-        with bar(path.name, _bytes(path)) as advance:
+        size = _bytes(path)
+        with bar(path.name, size, quiet=size < _WORTH_A_BAR) as advance:
             if not check_one(path, advance=advance):
                 return step
     return None

@@ -12,6 +12,7 @@ import io
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from pitools.checkpoint.adapter import Digests
+from pitools.checkpoint.dcp_files import Files
 from pitools.checkpoint.meeting import Meeting
 from pitools.core.errors import DataError
 
@@ -55,10 +58,10 @@ class Dcp:
         planner.set_up_planner(state)
         return {str(name): _described(value) for name, value in planner.state_dict.items()}
 
-    def stage(self, state: Any, payload: Path) -> Callable[[Meeting], None]:
+    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests]:
         """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread."""
         staged = self._stager.stage(state)
-        return lambda meet: self._write(staged, payload, meet)
+        return lambda meet: self._write(staged, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
         """What is in `payload`, in the tensors of `like`. Raises DataError."""
@@ -98,9 +101,11 @@ class Dcp:
         (plan,) = reader.prepare_global_plan([plan])
         reader.read_data(planner.finish_plan(plan), planner).wait()
 
-    def _write(self, staged: Any, payload: Path, meet: Meeting) -> None:
+    def _write(self, staged: Any, payload: Path, meet: Meeting) -> Digests:
         lead = self._rank == 0
-        planner, writer = DefaultSavePlanner(), FileSystemWriter(payload, overwrite=False)
+        # Its files are synced as they are closed, once all bytes are theirs; its own sync comes before the last.
+        planner, writer = DefaultSavePlanner(), FileSystemWriter(payload, sync_files=False, overwrite=False)
+        writer.fs = files = Files()
         planner.set_up_planner(staged, writer.storage_meta(), lead)
         writer.set_up_storage_writer(lead)
         described: list[Any] = []
@@ -116,8 +121,9 @@ class Dcp:
 
         plan = writer.prepare_local_plan(planner.create_local_plan())
         share = planner.finish_plan(_unpickled(meet(pickle.dumps(plan), divide)))
-        results = writer.write_data(share, planner).wait()  # each file is synced
+        results = writer.write_data(share, planner).wait()
         meet(pickle.dumps(results), finish)
+        return files.digests
 
 
 class _Unpickler(pickle.Unpickler):

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pitools.checkpoint import layout, owner
+from pitools.checkpoint import layout, owner, unread
 from pitools.checkpoint.manifest import Manifest, load
 from pitools.core.errors import DataError, PitError
 from pitools.core.files import sync_dir
@@ -67,7 +67,8 @@ def point(folder: Path, *, without: int | None = None) -> None:
 def _whole(folder: Path) -> Iterator[int]:
     whose = owner.read(folder)
     for step in layout.steps(folder):
-        manifest = whole_at(layout.step_path(folder, step))
+        path = layout.step_path(folder, step)
+        manifest = None if unread.is_marked(path) else whole_at(path)
         # A copy out of another run's folder is no progress of this one.
         if manifest and (whose is None or owner.fits(whose, manifest)):
             yield step

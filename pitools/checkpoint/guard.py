@@ -18,6 +18,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ import msgspec
 
 from pitools.checkpoint import held, layout, model, owner, randoms, restoring, retain, seal
 from pitools.checkpoint.adapter import Adapter as Adapter
-from pitools.checkpoint.adapter import as_ours
+from pitools.checkpoint.adapter import Digests, as_ours
 from pitools.checkpoint.barrier import Get, Put
 from pitools.checkpoint.meeting import Meeting, introduce, together
 from pitools.checkpoint.near import Near, folder_near
@@ -46,6 +47,17 @@ class Restored(NamedTuple):
     state: Any
     loader: dict[str, Any]
     extra: dict[str, Any]
+
+
+class _Staged(NamedTuple):
+    """All that a save needs of the loop, which goes on. payload: in `place`, once it is there."""
+
+    place: Path
+    payload: Future[Path]
+    write: Callable[[Meeting], Digests | None]
+    table: dict[str, str]
+    randomness: randoms.States
+    kept: dict[str, Any]
 
 
 class Guard:
@@ -122,16 +134,18 @@ class Guard:
         place = self._place = layout.building(self._choose(failed, token), step, token)
         kept = {"loader": msgspec.to_builtins(loader) or {}, "extra": msgspec.to_builtins(dict(extra or {}))}
         meet = Meeting(self._barrier, f"{token}/save of step {step}", place / layout.SHARES)
+        payload: Future[Path] = Future()
         try:
-            _make(place)
-            table, randomness = self._adapter.describe(state), randoms.state(self._adapter)
-            write = self._adapter.stage(state, layout.payload(place))
-        except Exception as error:
+            table, randomness = self._adapter.describe(state), randoms.taken(self._adapter)
+            write = self._adapter.stage(state, payload)
+        except BaseException as error:
             self._saved = -1
+            payload.set_exception(error)
             _in_background(meet.fail, error).join(_LAST_S)
             raise
         self._saved = step
-        self._thread = _in_background(self._finish, step, place, meet, write, table, randomness, kept)
+        staged = _Staged(place, payload, write, table, randomness, kept)
+        self._thread = _in_background(self._finish, step, meet, staged)
 
     def wait(self) -> None:
         """Return when all that was saved is safe at every rank. Raises what was wrong with it."""
@@ -222,18 +236,19 @@ class Guard:
         sure = self._held.enter_context(held.writing(folder))
         retain.sweep(folder, sure=sure)
 
-    def _finish(
-        self, step: int, place: Path, meet: Meeting, write: Callable[[Meeting], None], table: dict[str, str],
-        randomness: bytes, kept: dict[str, Any],
-    ) -> None:  # fmt: skip
+    def _finish(self, step: int, meet: Meeting, staged: _Staged) -> None:
         """A save after its copy; in the background."""
+        place = staged.place
         try:
-            write(meet)
-            meet(randomness, lambda all_of: self._describe(place, table, all_of))
+            staged.payload.set_result(_made(place))
+            known = {f"{layout.PAYLOAD}/{path}": found for path, found in (staged.write(meet) or {}).items()}
+            meet(randoms.encoded(staged.randomness), lambda all_of: self._describe(place, staged.table, all_of))
             rank, world_size = self._barrier.rank, self._barrier.world_size
-            seal.digest_share(place, rank, world_size, writer=self._writer)
-            meet(answer=lambda _: self._publish(step, place, kept))
+            seal.digest_share(place, rank, world_size, writer=self._writer, known=known)
+            meet(answer=lambda _: self._publish(step, place, staged.kept))
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
+            if not staged.payload.done():
+                staged.payload.set_exception(error)
             self._error = told = as_ours(error, place)
             told.add_note(f"in the background, while step {step} was saved")
             meet.fail(told)
@@ -261,13 +276,14 @@ class Guard:
         return self._adapter.writer(name, world_size) if folder == layout.PAYLOAD else 0
 
 
-def _make(place: Path) -> None:
-    """By every rank: to meet for it would cost more than to make it twice."""
+def _made(place: Path) -> Path:
+    """The payload of a building folder; by every rank: to meet for it would cost more than to make it twice."""
     try:
         (place / layout.SHARES).mkdir(parents=True, exist_ok=True)
         layout.payload(place).mkdir(exist_ok=True)
     except OSError as error:
         raise os_error(error, place) from error
+    return layout.payload(place)
 
 
 def _in_background(target: Callable[..., None], *args: Any) -> threading.Thread:

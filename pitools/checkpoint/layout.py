@@ -9,6 +9,7 @@
     quarantine/step_<n>.<stamp>/    a bad one and reason.json (`quarantine.py`)
     .step_<n>.<token>/          being saved, or left by a save that was killed
     .old.step_<n>.<token>/      being removed
+    .unread.step_<n>            why a run went on from an older one than step_<n> (`unread.py`)
     .writer                     flock of the one process that saves here (`held.py`)
 """
 

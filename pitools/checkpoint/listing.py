@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pitools.checkpoint import find, layout, owner, quarantine
+from pitools.checkpoint import find, layout, owner, quarantine, unread
 from pitools.checkpoint.manifest import load
 from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.run.folder import read
 
-State = Literal["whole", "damaged", "foreign", "quarantined", "unfinished"]
+State = Literal["whole", "damaged", "foreign", "unread", "quarantined", "unfinished"]
 
 
 class Listed(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
@@ -47,10 +47,13 @@ def _describe(path: Path, step: int, whose: owner.Owner | None, *, newest: bool)
     try:
         manifest = load(path)
     except DataError as error:
-        return Listed(step=step, state="damaged", path=str(path), reason=error.what)
+        missed = unread.reason(path)
+        return Listed(step=step, state="unread" if missed else "damaged", path=str(path), reason=missed or error.what)
     state: State = "whole"
     reason = ""
-    if find.whole_at(path) is None:
+    if unread.is_marked(path):
+        state, reason = "unread", unread.reason(path)
+    elif find.whole_at(path) is None:
         state, reason = "damaged", "a file is missing, or has another size: `check` says which"
     elif whose and not owner.fits(whose, manifest):
         state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"

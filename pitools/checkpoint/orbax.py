@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,12 @@ class Orbax:
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         return {_name(path): _described(leaf) for path, leaf in leaves}
 
-    def stage(self, state: Any, payload: Path) -> Callable[[Meeting], None]:
+    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], None]:
         """Copy a state to this host; returns what waits until it is in `payload`, to be called once, in any thread."""
         args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_plain, state)))
-        futures = _run(self._handler.async_save(epath.Path(payload), args=args))  # copies, and begins to write
-        return lambda meet: self._write(futures, payload, meet)
+        # Copies, and writes once the folder is there; before that its threads would take turns with this one.
+        futures = _run(self._handler.async_save(_Awaited(payload), args=args))
+        return lambda meet: self._write(futures, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
         """What is in `payload`, as `like` is: arrays, or jax.ShapeDtypeStruct with a sharding. Raises DataError."""
@@ -81,13 +82,50 @@ class Orbax:
         meet(answer=finish)
 
 
+class _Awaited:
+    """A folder that will be there, or something in it: orbax's protocol `PathAwaitingCreation`."""
+
+    def __init__(self, folder: Future[Path], *names: str) -> None:
+        self._folder, self._names = folder, names
+
+    def __truediv__(self, name: str) -> _Awaited:
+        return _Awaited(self._folder, *self._names, name)
+
+    @property
+    def path(self) -> epath.Path:
+        """Where it is."""
+        return _Come(self._folder.result(), *self._names)
+
+    async def await_creation(self) -> epath.Path:
+        """Where it is, once it is there."""
+        await asyncio.wrap_future(self._folder)
+        return self.path
+
+
+class _Come(type(epath.Path("/"))):  # type: ignore[misc]
+    """A folder that is there. Of two threads of orbax's that saw it awaited, the slower awaits this."""
+
+    async def await_creation(self) -> epath.Path:
+        """Itself."""
+        return self
+
+
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return _run_alone(coroutine)
     with ThreadPoolExecutor(1, "orbax") as pool:  # in a notebook's own event loop
-        return pool.submit(asyncio.run, coroutine).result()
+        return pool.submit(_run_alone, coroutine).result()
+
+
+def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # As asyncio.run, without its tidying up, which has nothing to tidy here and takes three more turns of the loop.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
 
 
 def _name(path: Any) -> str:

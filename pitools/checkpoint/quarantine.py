@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.checkpoint import find, layout
+from pitools.checkpoint import find, layout, unread
 from pitools.checkpoint.problem import Problem
 from pitools.core import clock
 from pitools.core.files import os_error, sync_dir, write_atomic
@@ -56,5 +56,6 @@ def put(step_dir: Path, problems: Sequence[Problem], *, why: str = "") -> Path |
             sync_dir(made)
     except OSError as error:
         raise os_error(error, step_dir) from error
+    unread.clear(step_dir)
     find.point(folder)
     return aside / step_dir.name

@@ -10,7 +10,7 @@ import base64
 import random
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,16 +29,28 @@ class Generators(Protocol):
         """Put them there."""
 
 
-def state(framework: Generators) -> bytes:
-    """Where this process's generators are."""
-    version, words, gauss = random.getstate()
-    states: dict[str, Any] = {"python": [version, _packed(words), gauss], "framework": framework.random_state()}
-    if "numpy" in sys.modules:
-        import numpy as np
+class States(NamedTuple):
+    """Where a process's generators are, as each of them tells it."""
 
-        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-        states["numpy"] = [kind, _packed(np.asarray(keys).tolist()), position, has_gauss, cached]
-    return msgspec.json.encode(states)
+    python: Any
+    numpy: Any
+    framework: dict[str, Any]
+
+
+def taken(framework: Generators) -> States:
+    """Where this process's generators are now."""
+    numpy = sys.modules.get("numpy")
+    return States(random.getstate(), numpy and numpy.random.get_state(legacy=True), framework.random_state())
+
+
+def encoded(states: States) -> bytes:
+    """As `write` takes them."""
+    version, words, gauss = states.python
+    record: dict[str, Any] = {"python": [version, _packed(words), gauss], "framework": states.framework}
+    if states.numpy:
+        kind, keys, *rest = states.numpy
+        record["numpy"] = [kind, _packed(keys.tolist()), *rest]
+    return msgspec.json.encode(record)
 
 
 def write(place: Path, by_rank: list[bytes]) -> None:

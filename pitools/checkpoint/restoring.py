@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.checkpoint import drain, held, layout, quarantine, verify
+from pitools.checkpoint import drain, find, held, layout, quarantine, unread, verify
 from pitools.checkpoint.barrier import Barrier
 from pitools.checkpoint.manifest import Manifest, load
 from pitools.checkpoint.meeting import together
@@ -30,12 +30,16 @@ class Look:
     def __init__(self, barrier: Barrier, folder: Path, local: Path | None, name: str) -> None:
         self._barrier, self._folder, self._local, self._name = barrier, folder, local, name
         self._count = 0
+        # Rank 0's: what is there and cannot be read, newest first, and what hindered it.
+        self._away: dict[Path, ClusterError] = {}
 
     @contextmanager
     def newest(self) -> Iterator[tuple[Manifest, Path] | None]:
         """The newest good checkpoint and its place, where it stays while the block runs; None where there is none.
 
-        Raises ClusterError where the folder cannot be listed, or what is bad cannot be moved.
+        One that is there and cannot be read is waited for a minute, and then passed by: it stays, and is told. Raises
+        ClusterError where none of those that are there can be read, the folder cannot be listed, or what is bad cannot
+        be moved.
         """
         while path := self._choose():
             with ExitStack() as lock:
@@ -45,6 +49,8 @@ class Look:
                 if self._is_good(path):
                     with together(self._barrier, self._key(f"opening {path.name}")):
                         manifest = load(path)
+                        if self._barrier.rank == 0:
+                            self._settle(manifest.step, path)
                     yield manifest, path
                     return
         yield None
@@ -54,19 +60,22 @@ class Look:
         with together(self._barrier, self._key("choosing a checkpoint")):
             if self._barrier.rank == 0:
                 path = next((str(path) for path in self._candidates()), "")
+                if not path and self._away:
+                    raise next(iter(self._away.values()))
         choice = self._barrier.tell(self._key("the choice"), path)
         return Path(choice) if choice else None
 
     def _candidates(self) -> Iterator[Path]:
         """What looks whole, the newest first, after whatever is newer and does not."""
-        looks_whole = drain.candidates(self._local, self._folder)
+        looks_whole = [path for path in drain.candidates(self._local, self._folder) if path not in self._away]
         newest = max((step for path in looks_whole if (step := layout.step_of(path)) is not None), default=-1)
         for folder in filter(None, (self._local, self._folder)):
-            yield from (layout.step_path(folder, step) for step in layout.steps(folder) if step > newest)
+            newer = (layout.step_path(folder, step) for step in layout.steps(folder) if step > newest)
+            yield from (path for path in newer if path not in self._away)
         yield from looks_whole
 
     def _is_good(self, path: Path) -> bool:
-        """Whether it is; when not it has been moved aside."""
+        """Whether it is; when not it has been moved aside, or is passed by."""
         word, tries = "again", -1
         while word == "again":
             tries += 1
@@ -89,15 +98,28 @@ class Look:
             aside = quarantine.put(path, damage)
             print(f"{path} is not what was saved ({damage[0].text()}): moved to {aside}", flush=True)
             return "bad"
-        if tries < len(_PAUSES_S):
+        if tries < len(_PAUSES_S) and not self._away:  # those after the first have had their minute
             time.sleep(_PAUSES_S[tries])
             return "again"
-        if seen:
-            hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
-            raise ClusterError(f"cannot be read: {seen[0].text()}", where=str(path), hint=hint)
         rank, found = next((rank, found) for rank, found in enumerate(by_rank) if found)
+        if seen or all(problem.problem == "unreadable" for found in by_rank for problem in found):
+            hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
+            rank, found = (0, seen) if seen else (rank, found)
+            what = f"cannot be read by {self._barrier.named([rank])}: {found[0].text()}"
+            self._away[path] = ClusterError(what, where=str(path), hint=hint)
+            return "away"
         what = f"{self._barrier.named([rank])} finds {found[0].text()}, and rank 0 finds it as it was saved"
         raise ClusterError(what, where=str(path), hint="look at that node's mounts and memory; nothing was moved")
+
+    def _settle(self, step: int, path: Path) -> None:
+        """Tell what was passed by for this one, and keep it from being taken for progress until it is read again."""
+        for away, error in self._away.items():
+            cost = (layout.step_of(away) or step) - step
+            print(f"{away} {error.what}: going on from {path}, {cost} steps earlier; it stays", flush=True)
+            unread.mark(away, error.what)
+        if self._away or unread.is_marked(path):
+            unread.clear(path)
+            find.point(self._folder)
 
     def _key(self, what: str) -> str:
         self._count += 1

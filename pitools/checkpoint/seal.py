@@ -16,12 +16,13 @@ import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from pitools.checkpoint import find, layout, quarantine
-from pitools.checkpoint.hashing import default_threads, digests
+from pitools.checkpoint import find, layout, quarantine, unread
+from pitools.checkpoint.hashing import Hashed, default_threads, digests
 from pitools.checkpoint.manifest import FILE_NAME, FileEntry, Manifest, encode
 from pitools.core import clock
 from pitools.core.errors import DataError
@@ -45,16 +46,19 @@ def by_name(path: str, world_size: int) -> int:
 
 
 def digest_share(
-    place: Path, rank: int, world_size: int, *, writer: Callable[[str, int], int] = by_name, threads: int = 0
-) -> Share:
+    place: Path, rank: int, world_size: int, *, writer: Callable[[str, int], int] = by_name, threads: int = 0,
+    known: Mapping[str, Hashed] = MappingProxyType({}),
+) -> Share:  # fmt: skip
     """Digest this rank's files of a building folder, make them durable, and leave word for rank 0.
 
     writer: (path below `place`, ranks) → the rank that digests it; best the one that wrote it, which has it in memory.
+    known: what this rank digested while it wrote it, and made durable: it is not read again.
     Call when all have written. Raises NoSpace, ClusterError, DataError.
     """
     try:
         mine = layout.sizes(place, lambda path: writer(path, world_size) == rank)
-        entries = []
+        had = {path: known[path] for path in mine.keys() & known.keys()}
+        entries = [_as_written(place, path, mine.pop(path), found) for path, found in had.items()]
         for path, found in digests(place, mine, threads=threads or default_threads(), sync=True):
             if found.error:
                 raise found.error
@@ -90,8 +94,12 @@ def publish(
         data = encode(record)
         shutil.rmtree(place / layout.SHARES)
         write_atomic(place / FILE_NAME, data)
-        if os.path.lexists(final) and find.whole_at(final) is None:
-            quarantine.put(final, (), why="damaged, and saved again")
+        if os.path.lexists(final):
+            if unread.is_marked(final):
+                quarantine.put(final, (), why=f"not readable, and saved again: {unread.reason(final)}")
+            elif find.whole_at(final) is None:
+                quarantine.put(final, (), why="damaged, and saved again")
+        unread.clear(final)  # of one that somebody removed
         if not renaming.publish(place, final):
             layout.discard(place)
     except BaseException as error:
@@ -101,6 +109,13 @@ def publish(
         raise
     find.point(folder)
     return final
+
+
+def _as_written(place: Path, path: str, size: int, written: Hashed) -> FileEntry:
+    if size != written.bytes:
+        what = f"it has {size} bytes, and {written.bytes} were written"
+        raise DataError(what, where=str(place / path), hint=_UNCOVERED)
+    return FileEntry(path=path, bytes=size, digest=written.digest)
 
 
 def _merge(place: Path, shares: int) -> tuple[FileEntry, ...]:

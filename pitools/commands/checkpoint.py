@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pitools.commands.finding import run_folder
-from pitools.commands.options import format_option, site_option
+from pitools.commands.options import format_option, run_argument, site_option
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
@@ -22,7 +22,7 @@ def group() -> None:
 
 
 @group.command("list")
-@click.argument("run")
+@run_argument()
 @site_option
 @format_option
 def list_(run: str, site_name: str, form: str) -> None:
@@ -42,7 +42,7 @@ def list_(run: str, site_name: str, form: str) -> None:
 
 
 @group.command()
-@click.argument("run")
+@run_argument()
 @click.option("--step", type=click.IntRange(0), help="Only the checkpoint after so many steps.")
 @click.option("--quarantine", is_flag=True, help="Move what is damaged to quarantine/, with the reason.")
 @click.option("--threads", type=click.IntRange(1, 64), help="Files read at once (default: one per core, 8 at most).")
@@ -76,7 +76,7 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 
 
 @group.command()
-@click.argument("run")
+@run_argument()
 @click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="So many of the newest stay.")
 @click.option("--keep-every", type=click.IntRange(0), default=0, help="And those whose steps this divides.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")

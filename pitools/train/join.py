@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -116,6 +115,8 @@ def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
     """
     import torch.distributed as dist
 
+    from pitools.checkpoint.torch_store import torch_store
+
     if rank.world_size == 1:
         yield Peers()
         return
@@ -123,7 +124,7 @@ def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
     lead = rank.rank == 0
     store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
 
-    put, get = _torch_store(store.clone(), f"{host}:{port}")
+    put, get = torch_store(store)
     check_nonce(rank, put, get, where=f"{host}:{port}")
     timeout = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
@@ -172,32 +173,6 @@ def _abandon(global_state: Any) -> None:
         # Never taken down, not even at exit: its destructor is what waits and aborts.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     global_state.client = global_state.service = None
-
-
-def _torch_store(store: Any, where: str) -> tuple[Put, Get]:
-    """put and get over a connection of their own: one that waits would hold up a process group's."""
-    import torch.distributed as dist
-
-    def get(key: str, seconds: float) -> str:
-        # Asked for again and again: torch's own wait writes of broken sockets when its time is up.
-        until, pause = time.monotonic() + seconds, 0.001
-        try:
-            while not store.check([key]):
-                if time.monotonic() > until:
-                    raise TimeoutError(f"{key} did not come in {seconds:g} s")
-                time.sleep(pause)
-                pause = min(1.5 * pause, 0.05)
-            return bytes(store.get(key)).decode()
-        except dist.DistError as error:
-            raise Unreachable(_gone(error), where=where, hint=_GONE) from error
-
-    def put(key: str, value: str) -> None:
-        try:
-            store.set(key, value)
-        except dist.DistError as error:
-            raise Unreachable(_gone(error), where=where, hint=_GONE) from error
-
-    return put, get
 
 
 _GONE = "look at the log of rank 0, which keeps the store that ranks meet in"

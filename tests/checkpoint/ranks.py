@@ -117,6 +117,9 @@ def main(framework: str, folder: Path, steps: list[int]) -> None:
     """As the module says."""
     rank = ranks.from_environment()
     if framework == "jax":
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", 2)
         with join_jax(rank) as peers:
             from pitools.checkpoint.orbax import Orbax
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from pitools.checkpoint import find, layout
+from pitools.checkpoint import guard as guards
 from pitools.checkpoint.guard import Guard, Restored
 from pitools.checkpoint.meeting import Meeting
 from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, Unreachable
@@ -54,10 +56,10 @@ class Files:
     def describe(self, state: State) -> dict[str, str]:
         return {name: f"bytes[{len(value)}]" for name, value in state.items()}
 
-    def stage(self, state: State, payload: Path) -> Callable[[Meeting], None]:
+    def stage(self, state: State, payload: Future[Path]) -> Callable[[Meeting], None]:
         self._hinder("stage")
         copy = dict(state)
-        return lambda meet: self._write(copy, payload, meet)
+        return lambda meet: self._write(copy, payload.result(0), meet)
 
     def load(self, payload: Path, like: State) -> State:
         names = (payload / "index").read_text().split()
@@ -168,6 +170,28 @@ def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
         guard.save(2, state(2))
         assert find.whole(folder) == [1]
     assert find.whole(folder) == [2, 1]
+
+
+def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making one on a slow file system is left to the background, and so is what was wrong with it."""
+    go, real = threading.Event(), guards._made
+
+    def made(place: Path) -> Path:
+        assert go.wait(10)
+        if place.name.startswith(".step_2."):
+            raise NoSpace("no inodes left", where=str(place))
+        return real(place)
+
+    monkeypatch.setattr(guards, "_made", made)
+    with Guard(folder, Files()) as guard:
+        guard.save(1, state(1))
+        assert not layout.left_over(folder)
+        go.set()
+        guard.save(2, state(2))
+        with pytest.raises(NoSpace, match="no inodes left"):
+            guard.wait()
+        guard.save(3, state(3))
+    assert find.whole(folder) == [3, 1]
 
 
 def test_a_failed_write_is_told_by_the_next_call(folder: Path) -> None:
@@ -291,7 +315,7 @@ def test_a_kill_between_any_two_files_leaves_the_one_before(folder: Path, name: 
             guard.save(2, state(2))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert layout.left_over(folder)
+    assert bool(layout.left_over(folder)) == (name != "stage")  # until then nothing is made
     found = restored(folder)
     assert found
     assert found.step == 1

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pitools.checkpoint import find, layout, verify
+from pitools.checkpoint import checking, find, layout, verify
 from pitools.checkpoint.manifest import FILE_NAME, load
 from tests.checkpoint.conftest import Save
 
@@ -160,3 +162,20 @@ def test_shares_cover_everything_once(sizes: list[int], ranks: int) -> None:
     assert sorted(entry.path for share in shares for entry in share) == sorted(entry.path for entry in files)
     loads = [sum(entry.bytes for entry in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_little_work_has_no_bar(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal nothing is drawn for what is over in a moment, and something for what is not."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    save(3)
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    assert [problem for problem in checking.check(folder, [3]) if not isinstance(problem, checking.Check)] == []
+    assert checking.newest_good(folder) == 3
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(checking, "_WORTH_A_BAR", 1)
+    list(checking.check(folder, [3]))
+    assert "step_3" in shown.getvalue()

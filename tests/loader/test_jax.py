@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.train import forks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -43,23 +42,38 @@ def path(record: Callable[..., Path]) -> Path:
     return record(LENGTHS)
 
 
-def run(code: str, *argv: str, **env: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "SLURM_"))}
-    env = {**kept, "JAX_PLATFORMS": "cpu", **env}
-    argv = (sys.executable, "-c", COMMON + code, *argv)
-    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+Ran = tuple[forks.Fork, Path]
 
 
-def said(*processes: subprocess.Popen[str]) -> list[Any]:
+@pytest.fixture(scope="session")
+def server() -> Iterator[Callable[[str], forks.Server]]:
+    """A server of forks, by framework."""
+    yield from forks.servers()
+
+
+@pytest.fixture
+def run(server: Callable[[str], forks.Server], tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+    """Starts a program with `COMMON` before it: `run(code, *argv, NAME=value)`."""
+    begun: list[Ran] = []
+
+    def run(code: str, *argv: str, **env: str) -> Ran:
+        out = tmp_path / f"{len(begun)}.out"
+        code = f"import sys\nsys.argv = {['', *argv]!r}\n{COMMON}{code}"
+        begun.append((server("jax").start(code, forks.environment() | env, out), out))
+        return begun[-1]
+
+    yield run
+    for process, _ in begun:
+        process.kill()
+        process.wait(100)
+
+
+def said(*ran: Ran) -> list[Any]:
     """What each printed, as JSON."""
-    try:
-        ends = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (out, errors) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, out + errors
-    return [json.loads(out.splitlines()[-1]) for out, _ in ends]  # Gloo prints too
+    ends = [process.wait(100) for process, _ in ran]
+    texts = [out.read_text() for _, out in ran]
+    assert ends == [0] * len(ran), "\n".join(texts)
+    return [json.loads(next(line for line in text.splitlines() if line.startswith("[["))) for text in texts]
 
 
 MESH = """
@@ -89,7 +103,7 @@ print(json.dumps([sorted(batch.arrays), str(batch.arrays["obs/image"].dtype)]))
 """
 
 
-def test_a_batch_over_a_mesh_is_the_global_batch(path: Path):
+def test_a_batch_over_a_mesh_is_the_global_batch(path: Path, run: Callable[..., Ran]):
     """On eight devices of four rows: each shard has its samples, also after the loader has filled its buffers again."""
     (found,) = said(run(MESH, str(path), XLA_FLAGS="--xla_force_host_platform_device_count=8"))
     assert found == [["action", "obs/image", "obs/state"], "uint8"]
@@ -129,13 +143,12 @@ jax.distributed.shutdown()
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_put_the_global_batch_together(path: Path, count: int):
+def test_processes_put_the_global_batch_together(path: Path, run: Callable[..., Ran], count: int):
     """Each reads its part, all see one batch, the same for 2 and 4; a part that belongs elsewhere is refused."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    threads = {"NPROC": "1", "OMP_NUM_THREADS": "1"}
-    found = said(*(run(RANKS, str(rank), str(count), port, str(path), **threads) for rank in range(count)))
+    found = said(*(run(RANKS, str(rank), str(count), port, str(path), NPROC="1") for rank in range(count)))
     scope: dict[str, Any] = {}
     exec(COMMON.replace("sys.argv[-1]", "None"), scope)
     expected = [

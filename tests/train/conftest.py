@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,9 +13,9 @@ import pytest
 
 from pitools.dataset.ingest import ingest
 from pitools.run import steps
+from tests.train import forks
 
 LIMIT_S = 120
-FOREIGN = ("PIT_", "SLURM_", "JAX_", "XLA_", "CUDA_", "MASTER_", "OMP_", "NPROC", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def write_recording(path: Path, lengths: Sequence[int], *, size: int = 16, seed: int = 0) -> Path:
@@ -55,17 +52,16 @@ class Job:
     """The processes of one job, and what they left in its folder."""
 
     def __init__(
-        self, folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str], args: dict[str, object]
+        self, server: forks.Server, folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str],
+        args: dict[str, object],
     ) -> None:  # fmt: skip
         self.folder, places = folder, [data] * len(nonces) if isinstance(data, Path) else data
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         shared = {
-            **kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "PIT_WORLD_SIZE": str(len(nonces)),
+            **forks.environment(), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PIT_WORLD_SIZE": str(len(nonces)),
             "PIT_ATTEMPT_DIR": str(folder), "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
         }  # fmt: skip
         folder.mkdir(parents=True)
@@ -74,9 +70,7 @@ class Job:
         for rank, nonce in enumerate(nonces):
             env = {**shared, "PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank), "PIT_NONCE": nonce}
             env["PIT_DATA_DEMO"] = str(places[rank])
-            with (folder / f"{rank}.out").open("wb") as out:
-                argv = [sys.executable, "-c", call]
-                self.processes.append(subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT))
+            self.processes.append(server.start(call, env, folder / f"{rank}.out"))
 
     def wait(self) -> list[int]:
         """Exit codes by rank."""
@@ -113,7 +107,13 @@ class Job:
 
 
 @pytest.fixture(scope="session")
-def start() -> Iterator[Callable[..., Job]]:
+def server() -> Iterator[Callable[[str], forks.Server]]:
+    """A server of forks, by framework."""
+    yield from forks.servers()
+
+
+@pytest.fixture(scope="session")
+def start(server: Callable[[str], forks.Server]) -> Iterator[Callable[..., Job]]:
     """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt;
     `data` one place, or each rank's."""
     jobs = []
@@ -121,7 +121,7 @@ def start() -> Iterator[Callable[..., Job]]:
     def begin(
         folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str] = ("aa",), **args: object
     ) -> Job:  # fmt: skip
-        jobs.append(Job(folder, module, data, nonces, args))
+        jobs.append(Job(server(module.removesuffix("_bc")), folder, module, data, nonces, args))
         return jobs[-1]
 
     yield begin

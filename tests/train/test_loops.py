@@ -18,7 +18,7 @@ from pitools.dataset.ingest import ingest
 from pitools.run import steps
 from pitools.store import catalog
 
-STEPS = 400
+STEPS = 200
 CLOSE = 1e-5
 BATCH = 17  # of 60 samples: an epoch does not end with a batch
 
