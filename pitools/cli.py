@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from pitools import __version__
+from pitools.commands import lazy
 from pitools.core.errors import ClusterError, PitError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 NOUNS = {
     "checkpoint": "What a run could go on from: list, check, prune.",
@@ -45,11 +50,15 @@ class Umbrella(click.Group):
         path = shutil.which(f"pit-{cmd_name}")
         return _external(cmd_name, path) if path else None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """As click does, but without importing any noun."""
+        return lazy.complete(self, ctx, incomplete, NOUNS)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but naming the nearest noun."""
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        if self.get_command(ctx, args[0]) is None and not (args[0].startswith("-") or ctx.resilient_parsing):
             raise UsageError(f'no noun "{args[0]}"', hint=nearest(args[0], NOUNS))
         return super().resolve_command(ctx, args)
 
@@ -95,7 +104,9 @@ def run(command: click.Command, name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        report(name, ClusterError(error.strerror or str(error), where=str(error.filename or "")))
+        where = str(error.filename or "")
+        hint = _whose(where) if isinstance(error, PermissionError) and where else ""
+        report(name, ClusterError(error.strerror or str(error), where=where, hint=hint))
         return ClusterError.exit_code
     except UnicodeError as error:
         report(name, ClusterError(f"not UTF-8 text: {error}"))
@@ -106,6 +117,18 @@ def run(command: click.Command, name: str) -> int:
 
         traceback.print_exc()
         return ClusterError.exit_code
+
+
+def _whose(path: str) -> str:
+    """Who could allow it: the owner of what can be seen of a path."""
+    from pathlib import Path
+
+    for at in (Path(path), *Path(path).parents):
+        try:
+            return f"{at} is {at.owner()}'s: ask them, or do it as them"
+        except (OSError, KeyError):  # not to be seen, or of nobody that is known here
+            continue
+    return ""
 
 
 def report(name: str, error: PitError) -> None:

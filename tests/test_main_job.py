@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from pitools.run import steps
+from tests.test_recipes import follow
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
+PIT = str(Path(sys.executable).with_name("pit"))
 STEPS = 30
 
 
@@ -30,50 +32,128 @@ def losses(run_dir: str, rank: int = 0) -> list[float]:
     return [step.loss for step in steps.read(Path(run_dir) / "attempts" / "0" / "steps" / f"{rank}.jsonl")]
 
 
+def example(repo: Path, framework: str, **changed: Any) -> str:
+    """An example request with fewer steps, and single keys changed."""
+    text = (repo / "scripts" / "examples" / f"bc_{framework}.toml").read_text()
+    text = re.sub(r"(?m)^steps = \d+$", f"steps = {STEPS}", text)
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in changed.items())
+    return lines + "\n".join(line for line in text.splitlines() if line.split(" ")[0] not in changed)
+
+
 @pytest.fixture(scope="module")
-def dataset(bridge: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The real recording, ingested."""
+def recording(bridge: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real recording, alone in a folder."""
+    path = tmp_path_factory.mktemp("recordings") / "bridge.hdf5"
+    path.symlink_to(bridge)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dataset(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The recording, ingested: the same version as the README's pipelines make of it."""
     root = tmp_path_factory.mktemp("datasets")
-    argv = [str(Path(sys.executable).with_name("pit")), "dataset", "ingest", str(bridge), "--to", str(root)]
-    done = subprocess.run([*argv, "--name", "bridge"], capture_output=True, text=True, check=False)
+    argv = [PIT, "dataset", "ingest", str(recording), "--to", str(root)]
+    done = subprocess.run([*argv, "--name", "demo"], capture_output=True, text=True, check=False)
     return str(records(done)[-1]["path"])
-
-
-@pytest.fixture
-def request_file(repo: Path, tmp_path: Path) -> Callable[..., str]:
-    """One of the example requests with fewer steps, and single keys changed."""
-
-    def make(framework: str, **changed: Any) -> str:
-        text = (repo / "scripts" / "examples" / f"bc_{framework}.toml").read_text()
-        text = re.sub(r"(?m)^steps = \d+$", f"steps = {STEPS}", text)
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in changed.items())
-        path = tmp_path / f"{framework}.toml"
-        path.write_text(lines + "\n".join(line for line in text.splitlines() if line.split(" ")[0] not in changed))
-        return str(path)
-
-    return make
 
 
 @pytest.fixture(scope="module")
 def alone(repo: Path, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """Losses of each framework's loop in one process, without any launcher, with the example's arguments."""
-    found = {}
+    loops = {}
     for framework in ("jax", "torch"):
         attempt = tmp_path_factory.mktemp(framework)
         args = tomllib.loads((repo / "scripts" / "examples" / f"bc_{framework}.toml").read_text())["args"]
         code = f"from pitools.train.{framework}_bc import main; main(**{ {**args, 'steps': STEPS} })"
         env = {**os.environ, "PIT_DATA_DEMO": dataset, "PIT_ATTEMPT_DIR": str(attempt)}
-        subprocess.run([sys.executable, "-c", code], env=env, check=True, stdout=subprocess.DEVNULL, timeout=200)
-        found[framework] = [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]
-    return found
+        argv = [sys.executable, "-c", code]
+        loops[framework] = attempt, subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
+    assert {framework: loop.wait(200) for framework, (_, loop) in loops.items()} == {"jax": 0, "torch": 0}
+    return {
+        framework: [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]
+        for framework, (attempt, _) in loops.items()
+    }
+
+
+# Runs that mostly wait, for Slurm or for their own sleep: name and site → what they are.
+SMALL = {
+    ("uneven", "alpha"): 'command = "test $PIT_RANK = 1 || sleep 8"\nnodes = 2\ntime = "5m"\n',
+    ("bad", "alpha"): 'command = "exit 3"\ntime = "2m"\n',
+    ("bad", "beta"): 'command = "exit 3"\ntime = "2m"\n',
+}
+
+
+class Small:
+    """Runs of SMALL, begun together and waited for one by one. runs: where their folders are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.begun: dict[tuple[str, str], subprocess.Popen[str]] = {}
+        for (name, site), text in SMALL.items():
+            path = folder / f"{name}.toml"
+            path.write_text(f'name = "{name}"\n{text}')
+            argv = [PIT, "launch", "run", str(path), "--site", site, "--wait"]
+            env = {**os.environ, "PIT_RUNS": str(self.runs)}
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            self.begun[name, site] = subprocess.Popen(argv, cwd=folder, env=env, **pipes)
+
+    def ended(self, name: str, site: str) -> subprocess.CompletedProcess[str]:
+        process = self.begun[name, site]
+        said = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+@pytest.fixture(scope="module")
+def small(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    """The small runs, which go on beside what takes time; their jobs have ended with the module."""
+    made = Small(tmp_path_factory.mktemp("small"))
+    yield made
+    for process in made.begun.values():
+        if process.stdout and not process.stdout.closed:
+            process.communicate(timeout=120)
+
+
+class Pipelines(NamedTuple):
+    """What the README's pipelines printed, and their runs; torch: the one on beta, and the same request on alpha."""
+
+    said: str
+    jax: dict[str, Any]
+    torch: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def pipelines(small: Small, recording: Path, repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Pipelines:
+    """The README's own pipelines, in a checkout with one real recording; while the second runs, so does its request
+    on the other cluster."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    (folder / "scripts" / "examples").mkdir(parents=True)
+    for path in (repo / "scripts").iterdir():
+        if path.name != "examples":
+            (folder / "scripts" / path.name).symlink_to(path)
+    # Odd nodes are under leaf1 and even ones under leaf2: the order is the tree's, not the names'.
+    (folder / "scripts/examples/bc_jax.toml").write_text(example(repo, "jax", nodelist="alpha[01-04]"))
+    (folder / "scripts/examples/bc_torch.toml").write_text(example(repo, "torch"))
+    (folder / "recordings").symlink_to(recording.parent)
+    # The submitter's own default site must not reach the job: its order is of the fabric that it runs on.
+    env = {"PIT_RUNS": str(folder / "runs"), "PIT_SITE": "beta"}
+    said = follow(repo, folder, "README.md", 0, **env)
+    jax = [json.loads(line) for line in said.splitlines() if '"run_dir"' in line][-1]
+    argv = [PIT, "launch", "run", "scripts/examples/bc_torch.toml", "--site", "alpha", "--data", "demo=datasets/demo"]
+    with subprocess.Popen(
+        [*argv, "--wait"], cwd=folder, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
+    ) as other:
+        said += follow(repo, folder, "README.md", 1, 2, **env)
+        there = other.communicate(timeout=240)[0]
+    torch = [json.loads(text.splitlines()[-1]) for text in ((folder / "run.jsonl").read_text(), there)]
+    return Pipelines(said, jax, torch)
 
 
 def test_two_processes_here_train_as_one(
-    pit: Pit, dataset: str, request_file: Callable[..., str], alone: dict[str, list[float]]
+    pit: Pit, repo: Path, dataset: str, alone: dict[str, list[float]], tmp_path: Path
 ) -> None:
     """On the site `local` the loss falls, and every step's loss is that of one process to 1e-5."""
-    wanted = request_file("jax", nodes=2)
-    run = records(pit("launch", "run", wanted, "--site", "local", "--data", f"demo={dataset}", "--wait"))[-1]
+    (tmp_path / "jax.toml").write_text(example(repo, "jax", nodes=2))
+    run = records(pit("launch", "run", "jax.toml", "--site", "local", "--data", f"demo={dataset}", "--wait"))[-1]
     assert (run["state"], run["exit_code"]) == ("COMPLETED", 0)
     assert losses(run["run_dir"]) == pytest.approx(alone["jax"], abs=1e-5)
     assert losses(run["run_dir"], 1) == losses(run["run_dir"])
@@ -84,16 +164,18 @@ def test_two_processes_here_train_as_one(
 
 
 @pytest.mark.slurm
-def test_four_nodes_of_two_leaves(
-    clusters: Path, pit: Pit, dataset: str, request_file: Callable[..., str], alone: dict[str, list[float]]
-) -> None:
+def test_the_three_pipelines(pipelines: Pipelines) -> None:
+    """The README's own pipelines, as they are written."""
+    assert '"site":"alpha","job_id"' in pipelines.said
+    assert "LAST LOSS" in pipelines.said
+    assert pipelines.said.splitlines()[-1].endswith("job.sh")
+
+
+@pytest.mark.slurm
+def test_four_nodes_of_two_leaves(clusters: Path, pipelines: Pipelines, alone: dict[str, list[float]]) -> None:
     """On alpha: ranks follow the leaves, each node reads its own verified copy, and the losses are one process's."""
-    wanted = request_file("jax", nodelist="alpha[01-04]")
-    # The submitter's own default site must not reach the job: its order is of the fabric that it runs on.
-    words = ("launch", "run", wanted, "--site", "alpha", "--data", f"demo={dataset}", "--wait")
-    run = records(pit(*words, PIT_SITE="beta"))[-1]
+    run = pipelines.jax
     attempt = Path(run["run_dir"]) / "attempts" / "0"
-    # Odd nodes are under leaf1 and even ones under leaf2: the order is the tree's, not the names'.
     assert (attempt / "hostfile").read_text().split() == ["alpha01", "alpha03", "alpha02", "alpha04"]
     ranks = [json.loads((attempt / "ranks" / f"{rank}.json").read_text()) for rank in range(4)]
     assert [rank["node"] for rank in ranks] == ["alpha01", "alpha03", "alpha02", "alpha04"]
@@ -107,13 +189,9 @@ def test_four_nodes_of_two_leaves(
 
 
 @pytest.mark.slurm
-def test_torch_on_both_clusters_by_site_alone(
-    clusters: Path, pit: Pit, dataset: str, request_file: Callable[..., str], alone: dict[str, list[float]]
-) -> None:
+def test_torch_on_both_clusters_by_site_alone(pipelines: Pipelines, alone: dict[str, list[float]]) -> None:
     """The same request runs on alpha and on beta, with the same losses as one process."""
-    wanted = request_file("torch")
-    for site in ("alpha", "beta"):
-        run = records(pit("launch", "run", wanted, "--site", site, "--data", f"demo={dataset}", "--wait"))[-1]
+    for site, run in zip(("beta", "alpha"), pipelines.torch, strict=True):
         assert (run["site"], run["state"], run["nodes"]) == (site, "COMPLETED", 4)
         assert losses(run["run_dir"]) == pytest.approx(alone["torch"], abs=1e-5)
 
@@ -138,7 +216,7 @@ def test_a_rendered_script_runs_by_hand(clusters: Path, pit: Pit, tmp_path: Path
 def test_cancel_ends_a_run(clusters: Path, pit: Pit, tmp_path: Path, site: str) -> None:
     """A cancelled run is CANCELLED, cancelling again is no error, and its ranks are gone."""
     (tmp_path / "long.toml").write_text('name = "long"\ncommand = "exec sleep 287"\nnodes = 2\ntime = "10m"\n')
-    run = records(pit("launch", "run", "long.toml", "--site", site))[-1]
+    run = records(pit("launch", "run", "long.toml", "--site", site, PIT_RUNS=str(tmp_path / "runs")))[-1]
     assert run["state"] in ("PENDING", "RUNNING", "UNKNOWN")
     pids = ranks_of(run["run_dir"], 2)
     for _ in range(2):
@@ -161,11 +239,9 @@ def ranks_of(run_dir: str, count: int) -> list[int]:
 
 
 @pytest.mark.slurm
-def test_ranks_may_end_at_different_times(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+def test_ranks_may_end_at_different_times(small: Small) -> None:
     """A rank that is done first waits for the others; the site's own limit (srun --wait) does not end them."""
-    text = 'name = "uneven"\ncommand = "test $PIT_RANK = 1 || sleep 8"\nnodes = 2\ntime = "5m"\n'
-    (tmp_path / "uneven.toml").write_text(text)
-    run = records(pit("launch", "run", "uneven.toml", "--site", "alpha", "--wait"))[-1]
+    run = records(small.ended("uneven", "alpha"))[-1]
     assert (run["state"], run["exit_code"]) == ("COMPLETED", 0)
     assert " --wait=0 " in (Path(run["run_dir"]) / "script.sbatch").read_text()
 
@@ -182,21 +258,24 @@ def test_the_rank_that_failed_is_the_one_shown(pit: Pit, tmp_path: Path) -> None
 
 
 @pytest.mark.slurm
-def test_list_is_of_one_site_and_asks_once(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+def test_list_is_of_one_site_and_asks_once(small: Small, pit: Pit, tmp_path: Path) -> None:
     """Runs of another site in the same folder are not listed, a failed run says so, a broken folder hides nothing."""
-    runs = {"PIT_RUNS": str(tmp_path / "runs")}
-    (tmp_path / "bad.toml").write_text('name = "bad"\ncommand = "exit 3"\ntime = "2m"\n')
+    (tmp_path / "runs").mkdir()
     for site in ("alpha", "beta"):
-        assert pit("launch", "run", "bad.toml", "--site", site, "--wait", **runs).returncode == 1
+        ended = small.ended("bad", site)
+        assert ended.returncode == 1
+        run_dir = Path(json.loads(ended.stdout.splitlines()[-1])["run_dir"])
+        (tmp_path / "runs" / run_dir.name).symlink_to(run_dir)
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "plan.json").write_text("{}")
-    done = pit("launch", "list", "--site", "alpha", **runs)
+    done = pit("launch", "list", "--site", "alpha", PIT_RUNS=str(tmp_path / "runs"))
     assert done.returncode == 5
     (row,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (row["site"], row["state"], row["exit_code"]) == ("alpha", "FAILED", 3)
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 def test_colliding_jobs_stay_apart(clusters: Path, repo: Path) -> None:
     """A sample of the campaign in perf/: two jobs that JAX's own rule sends to one port both end right."""
     bench = repo / "perf" / "bench_launch_collisions.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pitools.launch.attempt.watch import Limits, Watch
 from pitools.site.connect import client
 from pitools.site.load import load
 
@@ -25,40 +26,40 @@ def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> st
     """Run blocks of a README one after the other in a folder; what they print."""
     said = ""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PIT_RUNS": str(folder / "runs"), "PATH": path, **env}
     for number in numbers:
         language, text = recipe(repo, name, number)
         argv = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
-        done = subprocess.run(
-            argv, cwd=folder, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, timeout=240,
-            check=False,
-        )  # fmt: skip
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         said += done.stdout
     return said
 
 
-@pytest.mark.slurm
-def test_the_three_pipelines(clusters: Path, bridge: Path, repo: Path, tmp_path: Path) -> None:
-    """The README's own pipelines, in a checkout with one real recording."""
-    (tmp_path / "scripts").symlink_to(repo / "scripts")
-    (tmp_path / "recordings").mkdir()
-    (tmp_path / "recordings" / "bridge.hdf5").symlink_to(bridge)
-    said = follow(repo, tmp_path, "README.md", 0, 1, 2)
-    assert '"site":"alpha","job_id"' in said
-    assert "LAST LOSS" in said
-    assert said.splitlines()[-1].endswith("job.sh")
-
-
 def test_launch_here(repo: Path, tmp_path: Path) -> None:
-    """A request runs on this machine, and a plan through a pipe."""
-    said = follow(repo, tmp_path, "pitools/launch/README.md", 0, 1)
+    """A run on this machine from its start to its end, and a plan through a pipe."""
+    said = follow(repo, tmp_path, "pitools/launch/README.md", 0)
     assert "rank 1 of 2\n" in said
-    assert '"state":"COMPLETED"' in said
+    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert [one["state"] for one in records if one["schema"] == "pit.run/1"][-2:] == ["COMPLETED"] * 2
+    assert [one["action"] for one in records if one["schema"] == "pit.resumed/1"] == ["over"]
+
+
+def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
+    """The lines that a loop of one's own needs are what the hang watch reads."""
+    text = (repo / "pitools/launch/README.md").read_text()
+    first, each = re.findall(r"`(log[ .][^`]+)`", text)
+    said = (
+        "import os; from pathlib import Path; from pitools.run.steps import StepLog; rank = step = 0; loss = s = n = 1"
+    )
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", f"{said}\n{first}\n{each}"], env=env, check=True, timeout=60)
+    assert Watch(tmp_path / "steps", Limits(least_s=1e-9, start_s=0.0)).look() is not None
 
 
 def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     """A program's own fault is not tried again, and the run says what it was."""
-    said = follow(repo, tmp_path, "pitools/launch/recover/README.md", 0, PIT_RUNS=str(tmp_path / "runs"))
+    said = follow(repo, tmp_path, "pitools/launch/recover/README.md", 0)
     assert "ModuleNotFoundError" in said
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 
@@ -68,7 +69,7 @@ def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch
     """Callables go out as one array of a plan."""
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "2m"\n')
-    follow(repo, tmp_path, "pitools/launch/README.md", 2)
+    follow(repo, tmp_path, "pitools/launch/README.md", 1)
     names = sorted(path.name for path in (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl"))
     job_id = names[0].split("_")[0]
     client(load("alpha")).cancel([job_id])

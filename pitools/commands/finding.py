@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ def runs_of(site: Site) -> Path:
 
 def run_folder(run: str, site_name: str) -> Path:
     """A run's folder, by its path, or by its id: at the site first, then at any. Raises UsageError, DataError."""
-    from pitools.core.errors import UsageError, nearest
+    from pitools.core.errors import UsageError
     from pitools.run import folder
     from pitools.site.load import load
 
@@ -27,17 +28,18 @@ def run_folder(run: str, site_name: str) -> Path:
     except UsageError as error:
         roots = _elsewhere(site_name) if run and Path(run).name == run else []
         for root in roots:
-            if (root / run / "plan.json").is_file():
-                return (root / run).resolve()
-        close = nearest(run, (path.name for root in roots for path in folder.runs(root)))
-        if close.startswith("did you mean") and not error.hint.startswith("did you mean"):
+            with contextlib.suppress(OSError):  # what others may not read
+                if (root / run / "plan.json").is_file():
+                    return (root / run).resolve()
+        if roots:
+            error.where += f", and those of {len(roots)} more sites"
+        close = folder.meant(run, [path.name for root in roots for path in folder.runs(root)])
+        if close and "launch list" in error.hint:
             raise UsageError(error.what, where=error.where, hint=close) from error
         raise
 
 
 def _elsewhere(site_name: str) -> list[Path]:
-    import contextlib
-
     from pitools.core.errors import PitError
     from pitools.site.load import load, names
 

@@ -9,7 +9,7 @@ import click
 
 from pitools.commands.finding import runs_of
 from pitools.commands.launch_show import RUN_COLUMNS, find
-from pitools.commands.options import format_option, site_option
+from pitools.commands.options import format_option, run_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
@@ -21,7 +21,7 @@ EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t"
 
 
 @click.command()
-@click.argument("run")
+@run_argument()
 @site_option
 @click.option("--force", is_flag=True, help="Also a run that has finished or was stopped.")
 @format_option
@@ -35,11 +35,11 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
     with Output(form, RESUMED_COLUMNS) as out:
         out(done)
     if done.action == "over":
-        click.echo("pit: to continue it all the same: pit launch resume --force", err=True)
+        click.echo(f"pit: to continue it all the same: pit launch resume {run_dir.name} --force", err=True)
 
 
 @click.command()
-@click.argument("name", metavar="RUN|NODE")
+@run_argument("name", metavar="RUN|NODE")
 @site_option
 @format_option
 def why(name: str, site_name: str, form: str) -> None:
@@ -76,14 +76,19 @@ def _now(node: str, site: Site, last: object) -> str:
 
 def _why_run(run_dir: Path, form: str) -> None:
     """The causes as records; for eyes as sentences, the last one with all its evidence."""
+    import shutil
     import sys
+    import textwrap
 
     from pitools.core.output import Output
     from pitools.launch.recover import settling, why
 
-    if form == "table" or (form == "auto" and sys.stdout.isatty()):
+    is_seen = sys.stdout.isatty()
+    if form == "table" or (form == "auto" and is_seen):
+        width = shutil.get_terminal_size().columns if is_seen else 1 << 20
         for line in why.of_run(run_dir):
-            click.echo(line)
+            indent = " " * (len(line) - len(line.lstrip()) + 4)
+            click.echo("\n".join(textwrap.wrap(line, max(40, width), subsequent_indent=indent, break_on_hyphens=False)))
     else:
         with Output(form, CAUSE_COLUMNS) as out:
             for cause in settling.history(run_dir):
@@ -98,7 +103,7 @@ def _why_run(run_dir: Path, form: str) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1)
+@run_argument("runs", nargs=-1)
 @site_option
 @format_option
 @click.pass_context
@@ -110,8 +115,6 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
     import sys
 
     from pitools.core.errors import UsageError
-    from pitools.core.output import Output
-    from pitools.launch import watching
     from pitools.launch.recover import tick
     from pitools.site.load import load
 
@@ -125,18 +128,29 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
     if not paths:
         click.echo("pit: no run is to go on", err=True)
         return
-    if form not in ("auto", "table") or not sys.stdout.isatty():
-        bad = False
-        with Output("jsonl" if form in ("auto", "table") else form, RUN_COLUMNS) as out:
-            for run in watching.changes(
-                watching.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))
-            ):
-                out(run)
-                bad = bad or (run.is_over and run.state != "COMPLETED")
-    else:
-        bad = _live(paths, site)
+    try:
+        if form in ("auto", "table") and sys.stdout.isatty():
+            bad = _live(paths, site)
+        else:
+            bad = _told(paths, site, "jsonl" if form in ("auto", "table") else form)
+    except KeyboardInterrupt:
+        click.echo(f"pit: the runs go on by themselves; where one cannot: pit launch tick --site {site.name}", err=True)
+        raise
     if bad:
         ctx.exit(1)
+
+
+def _told(paths: list[Path], site: Site, form: str) -> bool:
+    """Print each change until all are over; whether one of them did not finish."""
+    from pitools.core.output import Output
+    from pitools.launch import watching
+
+    bad = False
+    with Output(form, RUN_COLUMNS) as out:
+        for run in watching.changes(watching.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))):
+            out(run)
+            bad = bad or (run.is_over and run.state != "COMPLETED")
+    return bad
 
 
 def _live(paths: list[Path], site: Site) -> bool:

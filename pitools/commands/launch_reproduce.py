@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands.completion import sites
 from pitools.commands.finding import run_folder
-from pitools.commands.options import format_option, site_option
+from pitools.commands.options import format_option, run_argument, site_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,15 @@ MOVED_COLUMNS = ("run_id", "to", "site", "job_id", "step", "run_dir")
 
 
 @click.command()
-@click.argument("run")
-@click.option("--site", "site_name", metavar="NAME", default="", help="Where to run it; default: where it was.")
+@run_argument()
+@click.option(
+    "--site",
+    "site_name",
+    metavar="NAME",
+    default="",
+    shell_complete=sites,
+    help="Where to run it; default: where it was.",
+)
 @click.option("--same-nodes", is_flag=True, help="On just the nodes that it had.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask where something differs.")
 @click.option("--dry-run", is_flag=True, help="Only show what differs; exit 1 where something does.")
@@ -59,8 +67,8 @@ def reproduce(
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@run_argument("a")
+@run_argument("b")
 @site_option
 @click.option("--patch", is_flag=True, help="Print the code's differences instead, as a unified diff.")
 @format_option
@@ -83,8 +91,8 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
 
 
 @click.command()
-@click.argument("run")
-@click.option("--site", "site_name", metavar="NAME", required=True, help="Where it is to go on.")
+@run_argument()
+@click.option("--site", "site_name", metavar="NAME", shell_complete=sites, required=True, help="Where it is to go on.")
 @click.option("--stop-within", default="10m", show_default=True, metavar="TIME", help="What it may take to save.")
 @format_option
 def move(run: str, site_name: str, stop_within: str, form: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.launch_show import RUN_COLUMNS
-from pitools.commands.options import format_option, pairs, site_option
+from pitools.commands.options import format_option, pairs, request_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
@@ -19,7 +19,7 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 
 
 @click.command()
-@click.argument("request")
+@request_argument
 @site_option
 @click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
@@ -34,7 +34,7 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
 
 
 @click.command()
-@click.argument("request")
+@request_argument
 @site_option
 @click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.finding import run_folder, runs_of
-from pitools.commands.options import format_option, site_option
+from pitools.commands.options import format_option, run_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.site.model import Site
 
-RUN_COLUMNS = ("run_id", "state", "cause", "steps", "attempts", "job_id", "nodes", "exit_code", "site", "created")
+RUN_COLUMNS = ("run_id", "state", "cause", "steps", "attempt", "job_id", "nodes", "exit_code", "site", "created")
 
 
 @click.command("list")
@@ -44,12 +44,14 @@ def list_(site_name: str, form: str) -> None:
     with Output(form, RUN_COLUMNS) as out:
         for run in runs:
             out(run)
+    if not runs:
+        click.echo(f"pit: no runs of {site.name} in {runs_of(site)}", err=True)
     if broken:
         raise broken
 
 
 @click.command()
-@click.argument("run")
+@run_argument()
 @site_option
 @click.option("--steps", is_flag=True, help="Show what its step log adds up to instead.")
 @format_option
@@ -73,11 +75,12 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 
 
 @click.command()
-@click.argument("run")
+@run_argument()
 @site_option
 @click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
-def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
+@click.option("--all", "whole", is_flag=True, help="Also the lines that submitit writes before and after it.")
+def logs(run: str, site_name: str, rank: int | None, follow: bool, whole: bool) -> None:
     """Print one rank's output of the last attempt; before the ranks start, the job's own."""
     from pitools.launch import logs
     from pitools.run import folder
@@ -86,21 +89,28 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
     if rank is None:
         failed = folder.first_failure(run_dir)
         rank = failed[1] if failed else 0
-    for text in logs.read(run_dir, site, rank, follow=follow):
+    is_empty = True
+    for text in logs.read(run_dir, site, rank, follow=follow, whole=whole):
         click.echo(text, nl=False)
+        is_empty = is_empty and not text
+    if is_empty:
+        click.echo(f"pit: rank {rank} has said nothing; see: pit launch show {run_dir.name}", err=True)
 
 
 @click.command()
-@click.argument("run")
+@run_argument()
 @site_option
 @format_option
 def cancel(run: str, site_name: str, form: str) -> None:
-    """End a run; safe to repeat."""
+    """End a run for good, and its jobs; safe to repeat. One that is over is left as it is."""
     from pitools.core.output import Output
     from pitools.launch import status
 
     run_dir, site = find(run, site_name)
-    status.cancel(run_dir, site)
+    given = status.cancel(run_dir, site)
+    if given:
+        ended = "has finished" if given.state == "finished" else "was stopped"
+        click.echo(f"pit: it {ended} before, {given.t}: {given.reason}", err=True)
     with Output(form, RUN_COLUMNS) as out:
         out(status.show(run_dir, site))
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pitools.core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def complete(group: click.Group, ctx: click.Context, begun: str, lines: Mapping[str, str]) -> list[CompletionItem[str]]:
+    """A group's commands, with a line of help each, and then its options."""
+    from click.shell_completion import CompletionItem
+
+    found = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(begun)]
+    return [*found, *click.Command.shell_complete(group, ctx, begun)]
 
 
 class LazyGroup(click.Group):
@@ -38,10 +49,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(f"pitools.commands.{module}"), attribute)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """As click does, but without importing any command."""
+        return complete(self, ctx, incomplete, {name: line for name, (_, _, line) in self.table.items()})
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but naming the nearest command."""
-        if args[0] not in self.table and not args[0].startswith("-"):
+        if args[0] not in self.table and not (args[0].startswith("-") or ctx.resilient_parsing):
             raise UsageError(f'no command "{args[0]}"', where=ctx.command_path, hint=nearest(args[0], self.table))
         return super().resolve_command(ctx, args)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pitools.commands import completion
 from pitools.core.output import FORMATS, default_format
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +25,18 @@ def site_option(function: F) -> F:
     """`--site NAME`, else `PIT_SITE`, else `local`."""
     return click.option(
         "--site", "site_name", envvar="PIT_SITE", default="local", show_default=True, metavar="NAME",
-        help="The site, as `pit site list` names it.",
+        shell_complete=completion.sites, help="The site, as `pit site list` names it.",
     )(function)  # fmt: skip
+
+
+def run_argument(name: str = "run", **options: Any) -> Callable[[F], F]:
+    """RUN, an id or a folder, that a shell can complete."""
+    return click.argument(name, shell_complete=completion.runs, **options)
+
+
+def request_argument(function: F) -> F:
+    """REQUEST, a file that a shell can complete."""
+    return click.argument("request", shell_complete=completion.files)(function)
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:

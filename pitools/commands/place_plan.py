@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import format_option, pairs
+from pitools.commands.options import format_option, pairs, request_argument
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
 
 @click.command()
-@click.argument("request")
+@request_argument
 @click.option("--site", "names", metavar="NAME", multiple=True, help="Only these; without, every site with a Slurm.")
 @click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
 @click.option("--explain", is_flag=True, help="Show also what does not fit, and why each was not chosen.")
@@ -27,6 +27,8 @@ def plan(
 
     Exit 1 where it fits nowhere, 75 where a site that it might fit did not answer.
     """
+    import shutil
+    import sys
     from pathlib import Path
 
     from pitools.core import units
@@ -56,7 +58,8 @@ def plan(
             with Output(form, PLAN_COLUMNS) as out:
                 out(found.best.plan)
     elif Output(form).form == "table":
-        for line in explaining.table(rows, everything=explain or not found.best):
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        for line in explaining.table(rows, everything=explain or not found.best, width=width):
             click.echo(line)
     else:
         with Output(form) as out:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands.completion import files
 from pitools.commands.options import format_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _EVERY_S = 5.0
 
 
 @click.command()
-@click.argument("requests", nargs=-1, required=True)
+@click.argument("requests", nargs=-1, required=True, shell_complete=files)
 @click.option(
     "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
 )

@@ -9,8 +9,8 @@ import click
 from pitools.commands.options import format_option
 
 COLUMNS = (
-    "policy", "load", "window", "jobs", "mean_jct_s", "p95_jct_s", "mean_wait_s", "max_wait_s", "slowdown",
-    "utilisation", "delivered", "wall_s",
+    "policy", "mean_jct_s", "p95_jct_s", "mean_wait_s", "slowdown", "utilisation", "jobs", "delivered", "max_wait_s",
+    "load", "window", "wall_s",
 )  # fmt: skip
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

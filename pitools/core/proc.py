@@ -133,8 +133,9 @@ def foreground(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
 
     `env` is the whole environment. Main thread only, as Python's signal handlers are. Raises ToolMissing.
     """
-    process = _popen(argv, env=dict(env))
-    return _wait(process, process.send_signal)
+    with _heard() as heard:
+        process = _popen(argv, env=dict(env))
+        return _wait(process, heard, process.send_signal)
 
 
 def in_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> int:
@@ -144,7 +145,11 @@ def in_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = 
     SignalChildrenProcesses=yes). A second child, which only waits, tells which: of a signal that went to everybody it
     dies, and then there is nothing to pass on. Raises ToolMissing, or ClusterError when there is no folder `cwd`.
     """
-    process = _popen(argv, env=dict(env), cwd=cwd, process_group=0)
+    with _heard() as heard:
+        return _in_group(_popen(argv, env=dict(env), cwd=cwd, process_group=0), heard)
+
+
+def _in_group(process: subprocess.Popen[bytes], heard: list[int]) -> int:
     witness = _witness()
 
     def pass_on(number: int) -> None:
@@ -160,7 +165,7 @@ def in_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = 
             _signal_group(process.pid, number)
 
     try:
-        return _wait(process, pass_on)
+        return _wait(process, heard, pass_on)
     finally:
         _dismiss(witness)
 
@@ -204,13 +209,24 @@ def _dismiss(witness: subprocess.Popen[bytes]) -> None:
     witness.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], pass_on: Callable[[int], None]) -> int:
-    before = {number: signal.signal(number, lambda number, _frame: pass_on(number)) for number in _PASSED_ON}
+@contextlib.contextmanager
+def _heard() -> Iterator[list[int]]:
+    """Signals that come before the program can be passed them: they must not end this process beside it."""
+    heard: list[int] = []
+    before = {number: signal.signal(number, lambda number, _frame: heard.append(number)) for number in _PASSED_ON}
     try:
-        code = process.wait()
+        yield heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], heard: list[int], pass_on: Callable[[int], None]) -> int:
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _frame: pass_on(number))
+    for early in heard:
+        pass_on(early)
+    code = process.wait()
     return code if code >= 0 else 128 - code
 
 

@@ -22,22 +22,31 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock, proc
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, TryLater
+from pitools.core.files import os_error
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
 from pitools.launch.plan import Plan
+from pitools.launch.recover.lock import open_shared, taken
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.site.template import fill
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait, so that a loop meets the same limits here
+LOCK, STARTING = ".supervisor", ".starting"
+HANDOVER_S = 10.0
+_START_S = 60.0  # an interpreter, and our imports
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def start(run_dir: Path, site: Site) -> folder.JobRef:
-    """Start the supervisor of a run in a session of its own."""
+    """Start the supervisor of a run in a session of its own. TryLater where it has one that does not ask."""
+    if is_supervised(run_dir) and not _is_this_process(run_dir):
+        raise TryLater("the run has a supervisor", where=str(run_dir), hint="see: pit launch show")
     first, last = site.network.ports
     added = {**site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
     argv = [sys.executable, "-m", "pitools.launch.local", str(run_dir)]
+    # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
+    (run_dir / STARTING).touch()
     # The supervisor inherits these blocked, and lets them in once it can answer: a cancel that comes while it is still
     # importing waits until then.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -45,10 +54,44 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
         process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _ref(process.pid, site.name)
+
+
+def is_supervised(run_dir: Path) -> bool:
+    """Whether a supervisor of the run lives, also one that `job.json` does not name yet. Raises ClusterError."""
+    lock = _lock(run_dir)
+    if lock is None:
+        return True
+    os.close(lock)
+    try:
+        return time.time() - (run_dir / STARTING).stat().st_mtime < _START_S
+    except FileNotFoundError:
+        return False
+
+
+def _is_this_process(run_dir: Path) -> bool:
+    job = folder.read(run_dir / "job.json", folder.JobRef)
+    return job is not None and (job.pid, alive(job)) == (os.getpid(), True)
+
+
+def _lock(run_dir: Path, wait_s: float = 0.0) -> int | None:
+    """A descriptor with the lock that a supervisor has for as long as it lives; None where one has it."""
+    path = run_dir / LOCK
+    try:
+        descriptor = open_shared(path)
+    except OSError as error:
+        raise os_error(error, path) from error
+    if taken(descriptor, path, wait_s=wait_s):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _ref(pid: int, site: str) -> folder.JobRef:
     # A pid is only a name for a while; with the start time it is this process's for ever.
     return folder.JobRef(
-        job_id=f"local-{process.pid}", site=site.name, submitted=clock.now(),
-        host=socket.gethostname(), pid=process.pid, start_ticks=_start_ticks(process.pid),
+        job_id=f"local-{pid}", site=site, submitted=clock.now(),
+        host=socket.gethostname(), pid=pid, start_ticks=_start_ticks(pid),
     )  # fmt: skip
 
 
@@ -87,6 +130,14 @@ def supervise(run_dir: Path) -> int:
     """
     plan = msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
     stopper = _Stopper(plan.job.time_s)
+    # Closed by nobody but the kernel. The one that started this may be about to end.
+    lock = _lock(run_dir, HANDOVER_S)
+    if lock is None:
+        print("pit: the run has another supervisor", file=sys.stderr)
+        return codes.NO_LEAVE
+    # Before anything else: whoever started this process may have been killed before it said so.
+    folder.write(run_dir / "job.json", _ref(os.getpid(), plan.site))
+    (run_dir / STARTING).unlink(missing_ok=True)
     job = where.Job(
         run_dir=run_dir, number=0, job_id=f"local-{os.getpid()}", cluster="", restart=0,
         node_list=socket.gethostname(), nodes=1, task="", mode=where.mode(run_dir, os.environ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core.errors import UsageError
 from pitools.launch import status
+from pitools.launch.framed import Unframed
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.slurm.states import is_finished
@@ -22,26 +24,34 @@ def path(run_dir: Path, rank: int) -> Path | None:
     return own[-1] if own else None
 
 
-def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
-    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
+def read(run_dir: Path, site: Site, rank: int, *, follow: bool, whole: bool = False) -> Iterator[str]:
+    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError.
+
+    whole: with the lines that submitit writes before the program's first and after its last.
+    """
     plan = status.plan_of(run_dir)
     ranks = plan.job.nodes * plan.job.tasks_per_node
     if rank >= ranks:
-        raise UsageError(f"rank {rank} of {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
+        raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
     at, watch, ended = 0, status.Watch(run_dir, site), not follow
+    decoder, unframed = codecs.getincrementaldecoder("utf-8")("replace"), Unframed()
     while True:
         log = path(run_dir, rank)
         if log != shown:
-            shown, at = log, 0
+            yield decoder.decode(b"", final=True) + unframed.end()
+            shown, at, unframed = log, 0, Unframed()
+            decoder.reset()
         if log:
             with log.open("rb") as file:
                 file.seek(at)
                 data = file.read()
             at += len(data)
-            if data:
-                yield data.decode(errors="replace")
+            text = decoder.decode(data)
+            if text := text if whole else unframed.feed(text):
+                yield text
         if ended:
+            yield decoder.decode(b"", final=True) + unframed.end()
             return
         time.sleep(0.5)
         ended = is_finished(watch.look().state) or watch.lost

@@ -245,7 +245,9 @@ def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
             (run_dir / _FILE).unlink(missing_ok=True)
             folder.note(run_dir, "not moved", site=mine.site)
         if mine.ended:
-            said = resume(run_dir, site, force=True)
+            # What anybody was told of its job some seconds ago may be that it runs.
+            ref = jobs.newest(run_dir)
+            said = resume(run_dir, site, force=True, state=_state(site, ref) if ref else "")
             print(f"pit: it goes on at {site.name}: {said.reason}", file=sys.stderr)
             return
         return

@@ -30,7 +30,7 @@ from pitools.core import clock, units
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import jobs, polling, sought
-from pitools.launch.recover.lock import NO_LOCKS
+from pitools.launch.recover.lock import open_shared, taken
 from pitools.run import folder
 from pitools.run.folder import JobRef
 from pitools.site.connect import client
@@ -90,23 +90,14 @@ def _alone(run_dir: Path, until: float) -> Iterator[BinaryIO]:
     path = run_dir / "jobs" / ".sending"
     try:
         path.parent.mkdir(exist_ok=True)
-        file = path.open("a+b", buffering=0)
+        file = os.fdopen(open_shared(path, os.O_APPEND), "a+b", buffering=0)
     except OSError as error:
         raise os_error(error, path) from error
     with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    what = "another process is submitting the run's next job"
-                    raise TryLater(what, where=str(run_dir), hint="run the same command again later") from None
-                time.sleep(0.05)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise os_error(error, path) from error
-                break  # two may submit then, under one name: their jobs settle which of them runs
+        # Where there are no locks two may submit, under one name: their jobs settle which of them runs.
+        if not taken(file.fileno(), path, wait_s=until - time.monotonic()):
+            what = "another process is submitting the run's next job"
+            raise TryLater(what, where=str(run_dir), hint="run the same command again later")
         try:
             yield file
         finally:

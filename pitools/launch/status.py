@@ -30,6 +30,7 @@ _FRESH_S = 60.0  # what Slurm said last, shared with others, may be as old
 _TAIL = 4096  # bytes: a step's line is a few hundred
 _BETWEEN_S = 1.5  # from a job's end to what Slurm and its own script have to say of it
 _LOST_AFTER = 6  # answers in a row, over a minute or more
+_HELD_BACK_S = 5.0
 _LOST_S, _LOST_PAUSE_S = 1200.0, 30.0  # `resume` goes on without a job that was missed for ten minutes
 
 # A verdict's cause in Slurm's words; any other is a failure.
@@ -62,11 +63,12 @@ def show_all(run_dirs: Sequence[Path], site: Site, *, ask: bool = True, max_age_
 
 
 class _Seen(NamedTuple):
-    """What a run's folder holds at one moment. ended: how the last attempt of its newest job did."""
+    """What a run's folder holds at one moment. attempt: the newest's name. ended: how it did."""
 
     run_dir: Path
     plan: Plan
     job: folder.JobRef | None
+    attempt: str
     attempts: int
     steps: int
     ended: folder.Attempt | None
@@ -80,7 +82,8 @@ class _Seen(NamedTuple):
         last = made[-1] if made else run_dir / "attempts"
         step = last_step(last)
         return cls(
-            run_dir, plan_of(run_dir), folder.read(run_dir / "job.json", folder.JobRef), len(made),
+            run_dir, plan_of(run_dir), folder.read(run_dir / "job.json", folder.JobRef),
+            made[-1].name if made else "", len(made),
             step.step + 1 if step else evidence.progress(run_dir),
             folder.read(last / "exit.json", folder.Attempt), settling.read(last / "cause.json", Cause),
             settling.read(last / "decision.json", Decision), folder.read(run_dir / "verdict.json", Verdict),
@@ -127,6 +130,7 @@ def _record(seen: _Seen, state: str) -> folder.Run:
         exit_code=code,
         nodes=seen.plan.job.nodes,
         created=seen.job.submitted if seen.job else "",
+        attempt=seen.attempt,
         attempts=seen.attempts,
         steps=seen.steps,
         cause=said.kind if said else "",
@@ -203,7 +207,7 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
 
     Continues it where that is due, as `resume` does; raises what that raises for good, and waits through TryLater.
     """
-    watch, shown, known_at = Watch(run_dir, site), 0, time.monotonic()
+    watch, shown, known_at, looked_at = Watch(run_dir, site), 0, time.monotonic(), 0.0
     while True:
         run = watch.look()
         if run.steps > shown:
@@ -211,6 +215,9 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
             shown = run.steps
         if run.is_over:
             return run
+        if run.state == "PENDING" and run.attempts and time.monotonic() - looked_at > _HELD_BACK_S:
+            looked_at = time.monotonic()
+            continued(run_dir, site)  # Slurm has put it back, and may hold it
         if is_finished(run.state) or watch.lost:
             done = continued(run_dir, site)
             if done and done.action in ("over", "done", "stop"):
@@ -237,16 +244,21 @@ def summary(run_dir: Path) -> steps.Summary | None:
     return steps.summarize(steps.read(path) for path in (made[-1] / "steps").glob("*.jsonl")) if made else None
 
 
-def cancel(run_dir: Path, site: Site) -> None:
+def cancel(run_dir: Path, site: Site) -> Verdict | None:
     """End a run for good, and every job of it; safe to repeat. Raises ConfigError when there is no job.
 
-    The verdict comes first: from then on nothing continues the run, whatever becomes of this process.
+    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. The verdict comes
+    first: from then on nothing continues the run, whatever becomes of this process.
     """
+    given = settling.verdict(run_dir)
+    if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
+        return given
     job = jobs.newest(run_dir)
     if job is None and not jobs.numbers(run_dir):
-        raise ConfigError("the run has no job", where=str(run_dir))
-    run = show(run_dir, site, ask=False)
-    if not run.is_over and run.state != "COMPLETED":
+        # It may have lost its word of them: Slurm calls them by the run's name.
+        hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
+        raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
+    if given is None and show(run_dir, site, ask=False).state != "COMPLETED":
         settling.conclude(run_dir, "stopped", "cancelled", "it was cancelled by `pit launch cancel`")
     if site.scheduler == "none":
         if job:
@@ -260,6 +272,7 @@ def cancel(run_dir: Path, site: Site) -> None:
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
+    return given
 
 
 def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:

@@ -49,6 +49,8 @@ def rounds(
 def _is_due(run: Run, tried: dict[str, float]) -> bool:
     # A job that Slurm has forgotten is looked at as well: `resume` knows when that means something.
     ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
+    # Nor is one waited for that Slurm has put back, and may hold: `resume` asks it why.
+    ended = ended or (run.state == "PENDING" and run.attempts > 0)
     return not run.is_over and ended and time.monotonic() - tried.get(run.run_id, -_AGAIN_S) >= _AGAIN_S
 
 
@@ -78,15 +80,15 @@ def picture(runs: Sequence[Run], said: Sequence[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, caption_justify="left")
-    for name in ("run", "state", "job", "attempts", "steps", "loss", "cause"):
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
+    for name in ("run", "state", "job", "attempt", "steps", "loss", "cause"):
         table.add_column(name, no_wrap=True, min_width=22 if name == "run" else None)
     for run in runs:
         made = folder.attempts(Path(run.run_dir))
         step = status.last_step(made[-1]) if made else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
         # Reasons quote logs: nothing in them is markup.
-        cells = (run.run_id, run.state, run.job_id, str(run.attempts), str(run.steps), loss, run.cause)
+        cells = (run.run_id, run.state, run.job_id, run.attempt, str(run.steps), loss, run.cause)
         table.add_row(*(Text(cell) for cell in cells))
     ended = [f"{run.run_id}: {run.cause}: {run.reason}" for run in runs if run.cause and run.state != "COMPLETED"]
     table.caption = Text("\n".join([*ended[-_LAST:], *said]))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,9 +42,10 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     """What a run is now.
 
     state: Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, …), UNKNOWN where none can be had.
-    exit_code: of the last attempt; None until it ended. job_id: of its newest job, "" before submission. steps: the
-    last one reached + 1, or those that are safe where the program logs none. cause, reason: why it ended, or why its
-    last attempt did. is_over: whether that is its verdict: a run without one goes on, whatever became of its job.
+    exit_code: of the last attempt; None until it ended. job_id: of its newest job, "" before submission. attempt: the
+    newest's name, "" before the first; attempts: how many there were. steps: the last one reached + 1, or those that
+    are safe where the program logs none. cause, reason: why it ended, or why its last attempt did. is_over: whether
+    that is its verdict: a run without one goes on, whatever became of its job.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     exit_code: int | None
     nodes: int
     created: str
+    attempt: str = ""
     attempts: int = 0
     steps: int = 0
     cause: str = ""
@@ -131,11 +134,33 @@ def find(runs: Path, run: str) -> Path:
             return path.resolve()
     rest = next((path for path in (runs / run, Path(run)) if run and (path / "request.toml").is_file()), None)
     if rest is not None:
-        hint = "its checkpoints can be looked at: pit checkpoint list FOLDER/checkpoints"
-        raise DataError("a part of the run is gone: plan.json", where=str(rest), hint=hint)
-    hint = nearest(run, (path.parent.name for path in runs.glob("*/plan.json")))
-    more = "`pit launch list --site NAME` has them"  # a long list of ids helps nobody
-    raise UsageError(f'no run "{run}"', where=str(runs), hint=hint if hint.startswith("did you mean") else more)
+        raise DataError("a part of the run is gone: plan.json", where=str(rest), hint=_without_plan(rest.absolute()))
+    if "/" in run:
+        hint = "give a run's id, or its folder, which holds plan.json"
+        raise UsageError(f'no run "{run}"', where=str(Path(run).absolute()), hint=hint)
+    hint = meant(run, [path.parent.name for path in runs.glob("*/plan.json")])
+    raise UsageError(f'no run "{run}"', where=str(runs), hint=hint or "`pit launch list --site NAME` has them")
+
+
+def meant(run: str, known: Collection[str]) -> str:
+    """Which of these ids may be meant by what is none of them: those that begin so, or the nearest; "" for none."""
+    begun = sorted((name for name in known if run and name.startswith(run)), key=_stamp, reverse=True)
+    if len(begun) > 1:
+        return f"{len(begun)} runs begin so; the newest: {begun[0]}"
+    hint = f'did you mean "{begun[0]}"?' if begun else nearest(run, known)
+    return hint if hint.startswith("did you mean") else ""  # a long list of ids helps nobody
+
+
+def _stamp(run_id: str) -> str:
+    """When an id was made, as text that sorts."""
+    return run_id[-22:-7]
+
+
+def _without_plan(run_dir: Path) -> str:
+    """What can still be had of a run whose plan cannot."""
+    anew = "start it anew from its request (request.toml there is a copy)"
+    left = f"its checkpoints: pit checkpoint list {run_dir}/checkpoints"
+    return "; ".join([*([anew] if (run_dir / "request.toml").is_file() else ()), left])
 
 
 def attempts(run_dir: Path) -> list[Path]:
@@ -181,7 +206,10 @@ def read(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
-        raise DataError(f"not a {kind.__name__} record: {error}", where=str(path)) from error
+        what = f"damaged, or of another version of pit: it holds no {kind.__name__} ({error})"
+        is_plan = path.name == "plan.json"
+        hint = _without_plan(path.parent) if is_plan else "move the file away: then the run's other files count"
+        raise DataError(what, where=str(path), hint=hint) from error
 
 
 def note(run_dir: Path, event: str, **detail: Any) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +91,23 @@ def test_a_job_that_is_forgotten(over_ssh: OverSsh) -> None:
     slurm.cancel(["999999"])
 
 
-@pytest.mark.parametrize("source", ["stdin", "file"])
-def test_psbatch(far: Pit, alpha: Client, tmp_path: Path, source: str) -> None:
-    """A script on stdin or in a file here runs there; its exit code, comment and name are what they are without ssh."""
+def test_psbatch(far: Pit, alpha: Client, tmp_path: Path) -> None:
+    """A script on stdin or in a file here runs there; its exit code, comment and name are what they are without ssh.
+
+    An exit code of 127 is the job's own, whose command was not found there, and no missing tool here.
+    """
     (tmp_path / "my job.sh").write_text(JOB)
-    script, stdin = (["my job.sh"], "") if source == "file" else ([], JOB)
-    done = far("psbatch", "--site", "far", "--parsable", "--wait", "--comment", ODD, *script, stdin=stdin)
-    assert done.returncode == 3, done.stderr
-    (job,) = alpha.jobs([done.stdout.strip()], all_states=True)
-    assert (job.comment, job.account, job.partition, job.time_limit_s) == (ODD, "lab", "train", 3600)
-    assert job.name == (script or ["sbatch"])[0]
+    words = ("psbatch", "--site", "far", "--parsable", "--wait", "--comment", ODD)
+    with ThreadPoolExecutor(3) as pool:  # they wait for their jobs together
+        stdin = pool.submit(far, *words, stdin=JOB)
+        file = pool.submit(far, *words, "my job.sh")
+        missing = pool.submit(far, *words[:3], "--wait", "--output=/dev/null", "--wrap=exit 127")
+    for done, name in ((stdin.result(), "sbatch"), (file.result(), "my job.sh")):
+        assert done.returncode == 3, done.stderr
+        (job,) = alpha.jobs([done.stdout.strip()], all_states=True)
+        assert (job.comment, job.account, job.partition, job.time_limit_s) == (ODD, "lab", "train", 3600)
+        assert job.name == name
+    assert missing.result().returncode == 127, missing.result().stderr
 
 
 def test_psbatch_takes_the_callers_variables_along(far: Pit, alpha: Client) -> None:
@@ -178,12 +186,6 @@ def test_a_host_without_slurm(far: Pit, tmp_path: Path) -> None:
         assert done.returncode == 4, done.stderr
         assert "is not on the PATH of bare" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_a_jobs_own_127_is_no_missing_tool(far: Pit) -> None:
-    """The exit code of a job whose command was not found there is the job's."""
-    done = far("psbatch", "--site", "far", "--wait", "--output=/dev/null", "--wrap=exit 127")
-    assert done.returncode == 127, done.stderr
 
 
 def test_a_shared_connection(over_ssh: OverSsh, sshd: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import h5py
@@ -14,25 +14,30 @@ import pytest
 from PIL import Image
 
 
+def write_robomimic(path: Path, lengths: Sequence[int], row: tuple[int, ...], seed: int) -> Path:
+    """A robomimic recording of these episode lengths, filled with noise."""
+    rng = np.random.default_rng(seed)
+    with h5py.File(path, "w") as file:
+        file.create_group("data").attrs["env_args"] = '{"env_name": "Reach"}'
+        for i, steps in enumerate(lengths):
+            demo = file.create_group(f"data/demo_{i}")
+            demo.attrs["num_samples"], demo.attrs["language"] = steps, f"reach {i}"
+            demo["actions"] = rng.normal(size=(steps, 7)).astype(np.float32)
+            demo["rewards"] = np.zeros(steps, np.float32)
+            demo["dones"] = np.arange(steps) == steps - 1
+            demo["obs/eye_image"] = rng.integers(0, 256, (steps, *row), np.uint8)
+            demo["next_obs/eye_image"] = np.zeros((steps, *row), np.uint8)
+        names = [f"demo_{i}" for i in range(len(lengths))]
+        file["mask/train"], file["mask/valid"] = np.array(names[1:], "S"), np.array(names[:1], "S")
+    return path
+
+
 @pytest.fixture
 def robomimic(tmp_path: Path) -> Callable[..., Path]:
     """Writes a robomimic recording of these episode lengths, filled with noise."""
 
     def write(*lengths: int, name: str = "reach.hdf5", row: tuple[int, ...] = (8, 8, 3), seed: int = 0) -> Path:
-        rng = np.random.default_rng(seed)
-        with h5py.File(tmp_path / name, "w") as file:
-            file.create_group("data").attrs["env_args"] = '{"env_name": "Reach"}'
-            for i, steps in enumerate(lengths):
-                demo = file.create_group(f"data/demo_{i}")
-                demo.attrs["num_samples"], demo.attrs["language"] = steps, f"reach {i}"
-                demo["actions"] = rng.normal(size=(steps, 7)).astype(np.float32)
-                demo["rewards"] = np.zeros(steps, np.float32)
-                demo["dones"] = np.arange(steps) == steps - 1
-                demo["obs/eye_image"] = rng.integers(0, 256, (steps, *row), np.uint8)
-                demo["next_obs/eye_image"] = np.zeros((steps, *row), np.uint8)
-            names = [f"demo_{i}" for i in range(len(lengths))]
-            file["mask/train"], file["mask/valid"] = np.array(names[1:], "S"), np.array(names[:1], "S")
-        return tmp_path / name
+        return write_robomimic(tmp_path / name, lengths, row, seed)
 
     return write
 

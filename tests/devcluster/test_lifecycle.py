@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from devcluster_parts import search
 from devcluster_parts.process import is_alive, read_record
 from devcluster_parts.tools import PACKAGES, search_path
 
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(
@@ -33,9 +37,22 @@ def root(devcluster):
         assert devcluster("down", "--root", where).returncode == 0
 
 
-def options(root: Path) -> list[object]:
-    """A cluster of two nodes at ports that no other test run uses."""
-    return ["--root", root, "--clusters", "gamma", "--nodes", 2, "--base-port", 23000 + os.getpid() % 20 * 400]
+def options(root: Path, second: int = 0) -> list[object]:
+    """A cluster of two nodes at ports that nobody uses, nor the other (`second` = 1) of this test run will."""
+    ports = (23000 + ((os.getpid() + number) % 10 * 2 + second) * 400 for number in range(10))
+    port = next(port for port in ports if is_free(port))
+    return ["--root", root, "--clusters", "gamma", "--nodes", 2, "--base-port", port]
+
+
+def is_free(port: int) -> bool:
+    """Whether the first ports from this one can be had."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for number in range(40):
+                stack.enter_context(socket.create_server(("127.0.0.1", port + number)))
+        except OSError:
+            return False
+    return True
 
 
 def client(root: Path, *argv: str) -> str:
@@ -46,12 +63,36 @@ def client(root: Path, *argv: str) -> str:
 
 def running(root: Path) -> dict[str, str]:
     """Daemon to state, as `status` tells it."""
-    script = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
-    done = subprocess.run([script, "status", "--root", root, "--format", "jsonl"], capture_output=True, text=True)
+    done = subprocess.run([SCRIPT, "status", "--root", root, "--format", "jsonl"], capture_output=True, text=True)
     return {row["name"]: row["state"] for row in map(json.loads, done.stdout.splitlines())}
 
 
-def test_up_heal_down(root, devcluster):
+@pytest.fixture(scope="module")
+def interrupted():
+    """How a cluster does whose first `up` was killed while it set up the accounts; it is busy beside other tests."""
+    with tempfile.TemporaryDirectory(prefix="dct", dir="/var/tmp") as folder, ThreadPoolExecutor(1) as pool:
+        yield pool.submit(interrupt, Path(folder) / "r")
+
+
+def interrupt(root: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    """What the second `up` said, and the state of every daemon after it."""
+    up = [SCRIPT, "up", *map(str, options(root, second=1))]
+    try:
+        with subprocess.Popen(up, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+            end = time.monotonic() + 30
+            while not (root / "processes" / "slurmdbd.json").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            assert first.poll() is None
+            first.kill()
+        again = [SCRIPT, "up", "--root", root]
+        second = subprocess.run(again, capture_output=True, text=True, timeout=150, check=False)
+        return second, running(root)
+    finally:
+        subprocess.run([SCRIPT, "down", "--root", root], capture_output=True, timeout=150, check=True)
+
+
+def test_up_heal_down(root, devcluster, interrupted):
     """Up runs a job, up again changes nothing, a killed controller and node come back, down leaves nothing."""
     first = devcluster("up", *options(root))
     assert first.returncode == 0, first.stderr
@@ -82,29 +123,22 @@ def test_up_heal_down(root, devcluster):
     assert [who for who in everyone if is_alive(who)] == []
 
 
-def test_up_killed_midway_is_finished_by_the_next(root, devcluster):
+def test_up_killed_midway_is_finished_by_the_next(interrupted):
     """A `kill -9` of `up` while it sets up the accounts leaves nothing that the next `up` cannot use."""
-    script = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
-    argv = [script, "up", *map(str, options(root))]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        end = time.monotonic() + 30
-        while not (root / "processes" / "slurmdbd.json").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.5)
-        first.kill()
-    second = devcluster("up", "--root", root)
+    second, states = interrupted.result(200)
     assert second.returncode == 0, second.stderr
-    assert set(running(root).values()) == {"up"}
+    assert set(states.values()) == {"up"}
 
 
 def test_a_port_of_another_is_refused(root, devcluster):
     """The port and the option to change are named, exit 4; what was started is ended by `down`."""
-    port = options(root)[-1]
+    asked = options(root)
+    port = asked[-1]
     with subprocess.Popen(
         ["python3", "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"]
     ) as other:
         time.sleep(0.5)
-        done = devcluster("up", *options(root))
+        done = devcluster("up", *asked)
         other.kill()
     assert done.returncode == 4
     assert f"port {port}" in done.stderr

@@ -103,7 +103,7 @@ def test_a_controller_that_is_gone(clusters: Path, refused: Callable[..., str], 
     conf = tmp_path / "slurm.conf"
     text = (clusters / "alpha" / "slurm.conf").read_text()
     lines = ["SlurmctldPort=19" if line.startswith("SlurmctldPort") else line for line in text.splitlines()]
-    conf.write_text("\n".join([*lines, "MessageTimeout=5"]) + "\n")
+    conf.write_text("\n".join([*lines, "MessageTimeout=1"]) + "\n")
     (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
     said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_PATIENCE="1s")
     assert "Unable to contact slurm controller" in said

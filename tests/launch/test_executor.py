@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import submitit
@@ -16,6 +17,7 @@ from submitit.core import core, utils
 from pitools.core.errors import UsageError
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
+from pitools.launch.request import Request
 from pitools.run import folder
 from pitools.site import load
 from pitools.site.connect import client
@@ -61,12 +63,33 @@ def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) 
         made.update_parameters(nodes=8)
 
 
+class Sent(NamedTuple):
+    """An array of three and a job that fails, submitted together, with the folders of both."""
+
+    array: list[Any]
+    array_dir: Path
+    failing: Any
+    failing_dir: Path
+
+
+@pytest.fixture(scope="module")
+def sent(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Sent:
+    """Both on alpha."""
+    base = tmp_path_factory.mktemp("runs")
+
+    def plan(**asked: Any) -> planning.Plan:
+        request = Request(name="t", time="5m", workdir=str(base), command="true", **asked)
+        return planning.make(request, load.load("alpha"), "test")
+
+    array_dir, failing_dir = base / folder.new_id("array"), base / folder.new_id("code")
+    array = executor(plan(), array_dir).map_array(square, [1, 2, 3])
+    return Sent(array, array_dir, executor(plan(nodes=2), failing_dir).submit(fail, 7), failing_dir)
+
+
 @pytest.mark.slurm
-def test_an_array_is_one_job_of_our_script(clusters: Path, make_plan: MakePlan) -> None:
+def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
     """map_array submits once, every task runs our template, and each result comes back to its own call."""
-    run_dir = clusters / "runs" / folder.new_id("array")
-    made = executor(make_plan("alpha"), run_dir)
-    jobs = made.map_array(square, [1, 2, 3])
+    jobs, run_dir = sent.array, sent.array_dir
     assert {job.job_id.split("_")[0] for job in jobs} == {jobs[0].job_id.split("_")[0]}
     until(lambda: all(job.paths.result_pickle.exists() for job in jobs))
     assert [job.result()[0] for job in jobs] == [1, 4, 9]
@@ -77,10 +100,9 @@ def test_an_array_is_one_job_of_our_script(clusters: Path, make_plan: MakePlan) 
 
 
 @pytest.mark.slurm
-def test_the_job_s_exit_code_is_the_ranks(clusters: Path, make_plan: MakePlan) -> None:
+def test_the_job_s_exit_code_is_the_ranks(clusters: Path, sent: Sent) -> None:
     """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
-    run_dir = clusters / "runs" / folder.new_id("code")
-    job = executor(make_plan("alpha", nodes=2), run_dir).submit(fail, 7)
+    job, run_dir = sent.failing, sent.failing_dir
     until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
     ended = folder.read(run_dir / "attempts" / "0" / "exit.json", folder.Attempt)
     assert ended is not None

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
-from collections.abc import Callable
+import sys
+import termios
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
+from pitools import cli
+from pitools.core.errors import DataError, PitError, UsageError
 from pitools.launch import plan as planning
+from pitools.launch import status, watching
+from pitools.launch.recover import settling
+from pitools.run import folder
+from pitools.run.attempt import Cause
+from pitools.site.load import load
 
 MakePlan = Callable[..., planning.Plan]
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,9 +57,138 @@ def test_an_id_is_found_at_any_site(pit: Pit, run: Path, tmp_path: Path) -> None
     assert "pit launch list" in pit("launch", "show", "qqq", **sites).stderr
 
 
-def test_a_run_without_its_plan_is_named_as_such(pit: Pit, run: Path) -> None:
-    """Exit 5 and what can still be had, rather than "no run"."""
+def pit_here(*words: str) -> None:
+    """The command in this process: a tenth of the time. Its errors are raised."""
+    cli.group.main(args=["launch", *words], prog_name="pit", standalone_mode=False)
+
+
+def test_a_run_without_its_plan_is_named_as_such(run: Path) -> None:
+    """What can still be had, rather than "no run"."""
     (run / "plan.json").unlink()
     for words in (("show",), ("why",), ("resume",), ("cancel",), ("logs",), ("diff", str(run))):
-        done = pit("launch", *words, str(run))
-        assert (done.returncode, "a part of the run is gone: plan.json" in done.stderr) == (5, True), words
+        with pytest.raises(DataError, match=r"a part of the run is gone: plan\.json") as caught:
+            pit_here(*words, str(run))
+        assert f"pit checkpoint list {run}/checkpoints" in caught.value.hint, words
+
+
+def test_what_an_id_begins_with_names_the_newest(run: Path) -> None:
+    """A name, or the first letters of an id, is no run: one of those that begin so may be meant."""
+    runs = run.parent
+    for name, hint in (("x-2026", f'did you mean "{NAME}"?'), ("y", "`pit launch list --site NAME` has them")):
+        with pytest.raises(UsageError) as caught:
+            folder.find(runs, name)
+        assert caught.value.hint == hint
+    for name in ("x-20260102-000000-000000", "x-long-20251231-000000-ffffff"):
+        (runs / name).mkdir()
+        (runs / name / "plan.json").touch()
+    with pytest.raises(UsageError) as caught:
+        folder.find(runs, "x")
+    assert caught.value.hint == "3 runs begin so; the newest: x-20260102-000000-000000"
+
+
+@pytest.fixture
+def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run with two attempts behind it, and its verdict."""
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    folder.write(run / "job.json", folder.JobRef(job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z"))
+    for number in "01":
+        made = folder.Attempt(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
+        folder.write(run / "attempts" / number / "exit.json", made)
+    settling.conclude(run, "finished", "finished", "the program ended with code 0", 0)
+    return run
+
+
+@pytest.mark.parametrize("part", ["plan.json", "job.json", "verdict.json", "attempts/1/exit.json"])
+def test_a_damaged_part_is_named_with_what_to_do(ended: Path, part: str) -> None:
+    """Whatever looks at it: the file, and what is to be had without it. Who needs no word of it goes on."""
+    path = ended / part
+    path.write_bytes(path.read_bytes()[:-9])
+    heard: list[PitError] = []
+    for command in ("show", "why", "resume", "logs", "cancel"):
+        try:
+            pit_here(command, str(ended))
+        except PitError as error:
+            heard.append(error)
+    assert {(type(error), error.where) for error in heard} == {(DataError, str(path))}
+    begin = "start it anew" if part == "plan.json" else "move the file away"
+    assert all(error.hint.startswith(begin) for error in heard)
+
+
+def test_who_is_over_is_not_cancelled(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said that it is, and nothing is done to it; also where no job of it is known any more."""
+    (ended / "job.json").unlink()
+    events = (ended / "events.jsonl").read_bytes()
+    pit_here("cancel", str(ended))
+    said = capsys.readouterr()
+    assert "pit: it has finished before, 20" in said.err
+    assert json.loads(said.out)["state"] == "COMPLETED"
+    assert (ended / "events.jsonl").read_bytes() == events
+
+
+def test_an_attempt_has_one_name(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of its folder, in tables, records and sentences."""
+    pit_here("show", str(ended), "--format", "tsv")
+    head, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert dict(zip(head, row, strict=True))["attempt"] == "1"
+    pit_here("why", str(ended), "--format", "table")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("attempt 1: ")
+    assert status.show(ended, load("other")).attempt == "1"
+
+
+def test_a_watch_that_is_ended(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that the runs are not."""
+
+    def interrupted(*_: object) -> Iterator[list[folder.Run]]:
+        raise KeyboardInterrupt
+        yield []
+
+    monkeypatch.setattr(watching, "rounds", interrupted)
+    monkeypatch.setenv("PIT_SITE_PATH", str(run.parents[1]))
+    with pytest.raises(click.Abort):
+        pit_here("watch", str(run))
+    assert (
+        "pit: the runs go on by themselves; where one cannot: pit launch tick --site other" in capsys.readouterr().err
+    )
+
+
+def test_what_may_not_be_read_says_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of the file, or of the nearest folder above it that can be seen."""
+
+    @click.command()
+    def refused() -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "gone" / "plan.json"))
+
+    monkeypatch.setattr(sys, "argv", ["pit"])
+    assert cli.run(refused, "pit") == 4
+    assert f"next:  {tmp_path} is {tmp_path.owner()}'s: ask them" in capsys.readouterr().err
+
+
+def in_terminal(*words: str, env: dict[str, str]) -> list[str]:
+    """What a command writes to a terminal of 80 columns, as that says itself that it is."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "PIT_RUNS")}
+    pit = str(Path(sys.executable).parent / "pit")
+    subprocess.run([pit, *words], env=clean | env, stdout=theirs, stderr=subprocess.DEVNULL, check=True, timeout=60)
+    os.close(theirs)
+    said = os.read(ours, 65536).decode()
+    os.close(ours)
+    return said.splitlines()
+
+
+def test_runs_fit_a_terminal(ended: Path, tmp_path: Path) -> None:
+    """Of 80 columns: ids whole, and what they are; of the reasons every word."""
+    (other := ended.with_name("a-name-of-some-length-20260101-000000-abc123")).mkdir()
+    (other / "plan.json").write_bytes((ended / "plan.json").read_bytes())
+    env = {"PIT_SITE_PATH": str(tmp_path)}
+    lines = in_terminal("launch", "list", "--site", "other", env=env)
+    assert lines[0].split()[:3] == ["RUN", "ID", "STATE"]
+    assert [line.split()[:2] for line in lines[1:]] == [[other.name, "UNKNOWN"], [NAME, "COMPLETED"]]
+    assert max(map(len, lines)) <= 80
+    reason = "a reason of a few words, " * 9
+    folder.write(ended / "attempts/1/cause.json", Cause(attempt="1", kind="user", confidence="certain", reason=reason))
+    lines = in_terminal("launch", "why", str(ended), env=env)
+    assert max(map(len, lines)) <= 80
+    assert "of a few words, a reason of a few" in " ".join(line.strip() for line in lines)

@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from pitools.core import proc
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, TryLater
 from pitools.launch import local, submit
 from pitools.launch import plan as planning
+from pitools.launch.recover.resume import resume
 from pitools.run import folder
 from pitools.site.load import load
 
@@ -64,6 +65,18 @@ def until(path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{path.name} did not come")
+
+
+def listens(run_dir: Path, number: int) -> None:
+    """Waits until rank 0 passes a signal on to its program; before, it would end of it."""
+    rank = folder.read(run_dir / "attempts" / "0" / "ranks" / "0.json", folder.Rank)
+    assert rank is not None
+    for _ in range(600):
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines())
+        if int(status["SigCgt"], 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it does not listen")
 
 
 def lives(pid: int) -> bool:
@@ -115,6 +128,7 @@ def test_usr2_reaches_the_program(started: Started, tmp_path: Path) -> None:
     """The supervisor passes it on, and the run goes on."""
     run_dir, job = started(command="(trap 'echo got >> saved' USR2; echo $BASHPID > p; sleep 1; sleep 1); cat saved")
     until(tmp_path / "p")
+    listens(run_dir, signal.SIGUSR2)
     os.kill(job.pid, signal.SIGUSR2)
     assert end_of(run_dir).state == "COMPLETED"
     assert (tmp_path / "saved").read_text() == "got\n"
@@ -163,3 +177,63 @@ def test_a_pid_that_was_given_to_another_is_not_the_run(started: Started) -> Non
     assert local.alive(msgspec.structs.replace(job, start_ticks=job.start_ticks + 1)) is False
     local.cancel(job)
     end_of(run_dir)
+
+
+def free(run_dir: Path) -> None:
+    """Waits until the run has no supervisor."""
+    for _ in range(600):
+        if not local.is_supervised(run_dir):
+            return
+        time.sleep(0.05)
+    raise AssertionError("its supervisor does not end")
+
+
+def test_whoever_was_killed_while_starting_it_starts_no_second(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that no job.json names yet is the run's: it says so itself, and a resume leaves it alone."""
+    run_dir, job = started(command="echo x >> begun; sleep 931")
+    until(tmp_path / "begun")
+    local.cancel(job)
+    end_of(run_dir)
+    free(run_dir)
+    before = (run_dir / "job.json").read_bytes()
+    (run_dir / "verdict.json").unlink(missing_ok=True)
+    site = load("local")
+    second = local.start(run_dir, site)  # and nobody wrote it down
+    assert (run_dir / "job.json").read_bytes() == before
+    assert resume(run_dir, site, force=True).action == "left"
+    with pytest.raises(TryLater, match="has a supervisor"):
+        local.start(run_dir, site)
+    until(run_dir / "attempts" / "1" / "start.json")
+    named = folder.read(run_dir / "job.json", folder.JobRef)
+    assert named is not None
+    assert (named.pid, local.alive(named)) == (second.pid, True)
+    assert resume(run_dir, site, force=True).action == "left"
+    (run_dir / local.STARTING).unlink(missing_ok=True)
+    monkeypatch.setattr(local, "HANDOVER_S", 0.0)
+    monkeypatch.setattr(local, "_Stopper", lambda _: None)  # whose signals are this process's
+    assert local.supervise(run_dir) == 75  # one that came all the same does nothing
+    local.cancel(named)
+    free(run_dir)
+    assert len(folder.attempts(run_dir)) == 2
+
+
+def test_a_supervisor_is_followed_by_another(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where jobs follow each other it starts its successor itself, which waits for its end, and has the run then."""
+    (tmp_path / "solo.toml").write_text(f'name = "solo"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/runs"\n')
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    monkeypatch.setenv("PIT_RECOVER", "run")
+    fault = "echo 'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.'"
+    command = f"[ ! -e again ] || exit 0; touch again; {fault}; exit 1"
+    run_dir = submit.run(make_plan("solo", snapshot=False, command=command), load("solo"))
+    job = folder.read(run_dir / "job.json", folder.JobRef)
+    until(run_dir / "verdict.json")
+    free(run_dir)
+    named = folder.read(run_dir / "job.json", folder.JobRef)
+    assert job is not None
+    assert named is not None
+    assert named.pid != job.pid
+    assert [path.name for path in folder.attempts(run_dir)] == ["0", "1"]

@@ -160,7 +160,7 @@ def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", counted)
     with pytest.raises(Unreachable):
-        join(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=4)
+        join(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=2.5)
     assert 4 <= len({port for _, port in tries}) <= 64
     assert max(sum(at <= other < at + 1 for other, _ in tries) for at, _ in tries) < 200
 

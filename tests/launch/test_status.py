@@ -135,6 +135,14 @@ def test_cancel_says_so_first(run_dir: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert settling.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
 
+def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is not called for a run that has ended by itself; that it was so is the answer."""
+    slurm = say("COMPLETED", run_dir, monkeypatch)
+    given = settling.conclude(run_dir, "stopped", "memory", "CUDA out of memory", 1)
+    assert status.cancel(run_dir, load("alpha")) == given
+    assert (slurm.ended, settling.verdict(run_dir)) == ([""], given)
+
+
 def test_only_changes_are_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record when a run is first seen, and when its state, job, attempt or cause is another; not for a step."""
     say("RUNNING", run_dir, monkeypatch)

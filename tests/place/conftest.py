@@ -116,6 +116,7 @@ class Far:
         ssh.write_text(SSH.format(folder=folder, calls=self.calls))
         ssh.chmod(0o755)
         self.env |= {"HOME": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "COLUMNS": "200"}
+        self.env["PIT_RUNS"] = str(folder / "runs")
         self.sites = folder / ".config" / "pitools" / "sites"
         self.sites.mkdir(parents=True)
 

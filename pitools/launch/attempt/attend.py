@@ -29,6 +29,7 @@ from pitools.run import folder
 
 GRACE_S, SILENT_S = 3.0, 5.0
 _POLL_S, _LOOK_S = 0.1, 0.5
+_GAVE_UP = ".srun-killed"
 _ASK_S = 10.0
 # srun's words for an end that it did not ask for. What it says while it ends a step itself comes later.
 _FAILED = re.compile(rb"srun: error: (\S+: tasks? |Node failure|.*(Socket|Connection) timed out|.*Unable to)")
@@ -41,6 +42,11 @@ def step(argv: list[str], attempt: Path, *, name: str) -> int:
     name: "ranks" for the step whose step logs are watched. Main thread only. Raises ToolMissing, OSError.
     """
     return _Step(argv, attempt, watched=name == "ranks").run()
+
+
+def gave_up(attempt: Path) -> bool:
+    """Whether an srun of this attempt had to be killed: what it started may live."""
+    return (attempt / _GAVE_UP).exists()
 
 
 class _Step:
@@ -146,6 +152,8 @@ class _Step:
     def _give_up(self) -> None:
         found, self._looked = silent.look(self._attempt, self._node_list), True
         self._said.add(silent.text(found) or "pit: error: srun does not end, and all nodes answer\n")
+        with contextlib.suppress(OSError):
+            (self._attempt / _GAVE_UP).touch()
         proc.kill_session(self._child.pid)
 
 

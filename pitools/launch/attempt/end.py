@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from pitools.core import clock
-from pitools.launch.attempt import codes, follow, patient
+from pitools.launch.attempt import attend, codes, follow, patient
 from pitools.launch.attempt.begin import left_s, progress
 from pitools.launch.attempt.where import Job
 from pitools.run import attempt as records
@@ -15,6 +15,7 @@ from pitools.run import folder
 
 AGAIN = "again"
 _SLURM_ENDS_US = ("SIGTERM", "SIGINT")
+_AWAY_S = 0.4  # a controller that is there answers sooner
 _TURNS = 1000  # a loop that makes so many attempts in one job is a fault of ours
 
 
@@ -65,7 +66,10 @@ def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float)
     early = None
     if code and in_slurm and not ending:
         # Neither a step nor a job can be made without slurmctld, and a try at one would only use up a retry.
-        patient.until_slurm_answers(left)
+        asked = time.monotonic()
+        up = patient.until_slurm_answers(left)
+        if up and (time.monotonic() - asked > _AWAY_S or attend.gave_up(attempt)):
+            patient.until_steps_begin(attempt, job.job_id, job.nodes)
         # Where there is a grace time the ranks are told at its beginning, and this script at its end.
         early = told = follow.making_room(job, start.started) if code in codes.STOPPED and start else None
         ending = early is not None

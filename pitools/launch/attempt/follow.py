@@ -29,10 +29,12 @@ def judged(
     begins: it is asked at the beginning of the next attempt, whose nodes are then what counts. early: Slurm is about to
     end the job, and has not yet. Raises what judge, policy and settlement raise; whoever calls goes on without them.
     """
-    from pitools.launch.recover import judging, policy, settling
+    from pitools.launch.recover import asking, judging, policy, settling
 
     plan = settling.plan_of(job.run_dir)
     site = site_of(plan, job)
+    if told and told.state == "NODE_FAIL":
+        asking.which_nodes(settling.as_seen_here(site), attempt)
     cause = judging.judge_attempt(job.run_dir, attempt, told=told, in_job=True)
     history = settling.history(job.run_dir, before=attempt.name)
     here = hosts.expand(job.node_list) if begins else None

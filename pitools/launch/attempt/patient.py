@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
 from pathlib import Path
 
+from pitools.core import proc
 from pitools.core.errors import PitError
+from pitools.launch.recover import reading
 from pitools.slurm.client import Client, Reach
 
 WRITABLE_S = 120.0
 ANSWER_S = 600.0
+STEPS_S = 60.0
 _FIRST_S, _FILE_S, _LONGEST_S = 0.5, 2.0, 15.0
 _ASK_S = 10.0
+_STEP = re.compile(r"StepId=(\d{1,12}\.\d{1,9})\b")
 _PASSES = {
     errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
     errno.EREMOTEIO, errno.EAGAIN, errno.EINTR,
@@ -64,3 +69,31 @@ def until_slurm_answers(left_s: float | None, patience_s: float = ANSWER_S) -> b
             print(f"pit: slurmctld: {why}: waiting for it to come back", file=sys.stderr)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)
+
+
+def until_steps_begin(attempt: Path, job_id: str, nodes: int, patience_s: float = STEPS_S) -> bool:
+    """End what an attempt has left of its steps, and wait until one can be made on all nodes; False where none can.
+
+    For after a time without slurmctld, or an srun that had to be killed. Whoever failed to tell slurmctld of its end
+    tries again minutes later, and ranks that were to be ended with it may live until then: Slurm rightly keeps their
+    nodes busy. And a slurmctld that has just come back refuses steps until it has heard of their nodes.
+    """
+    said = reading.tail(attempt / "logs" / "srun.err", 65536)
+    steps = {step for step in _STEP.findall(said.text) if step.startswith(f"{job_id}.")} if said else set()
+    srun = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mem=0"]
+    srun += ["--output=none", "--error=none", "--input=none", "true"]
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            if steps:
+                proc.run(["scancel", *sorted(steps)], timeout_s=_ASK_S)  # those that have ended are no error here
+            done = proc.run(srun, timeout_s=2 * _ASK_S, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+            if done.code == 0:
+                return True
+        except PitError as error:
+            why = str(error)
+        if "unrecognized option" in why or time.monotonic() > until:
+            print(f"pit: no step can be made yet: {why}", file=sys.stderr)
+            return False
+        time.sleep(1.0)

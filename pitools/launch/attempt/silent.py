@@ -13,19 +13,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pitools.core import clock, proc
+from pitools.core import clock, hosts, proc
 from pitools.core.errors import PitError
 from pitools.core.record import Record
 from pitools.run import folder
+from pitools.run.attempt import Start
+from pitools.slurm.reach import READING, Reach, call
 
 _CONNECT_S = 3.0
 _ASK_S = 8.0
 _SLURMD = 6818
+_STATE = re.compile(r"NodeName=(?P<node>\S+) .*? State=(?P<state>\S+) .*? SlurmdStartTime=(?P<begun>\S+)")
+_LOST = re.compile(r"DOWN|NOT_RESPONDING|\*")
 _NODE = re.compile(r"NodeName=(\S+).*? NodeAddr=(\S+)(?:.*? Port=(\d+))?")
 
 
 class Silent(Record, frozen=True, kw_only=True, tag="pit.silent-node/1"):
-    """A node whose slurmd could not be reached from the job's first node."""
+    """A node whose slurmd could not be reached from the job's first node; or, address "", that Slurm itself lost."""
 
     t: str
     node: str
@@ -43,9 +47,7 @@ def look(attempt: Path, node_list: str) -> list[Silent]:
     places = [(name, address, int(port or _SLURMD)) for name, address, port in _NODE.findall(told)]
     with ThreadPoolExecutor(max_workers=64) as pool:
         found = [one for one in pool.map(_try, places) if one]
-    for one in found:
-        with contextlib.suppress(PitError, OSError):  # the log has it too
-            folder.write(attempt / "silent" / f"{one.node}.json", one)
+    _keep(attempt, found)
     return found
 
 
@@ -57,6 +59,34 @@ def _try(place: tuple[str, str, int]) -> Silent | None:
         said = os.strerror(error.errno) if error.errno else str(error)
         return Silent(t=clock.now(), node=node, address=f"{address}:{port}", error=said)
     return None
+
+
+def fallen(attempt: Path, start: Start, reach: Reach) -> list[Silent]:
+    """Which of an attempt's nodes Slurm has lost, after it said NODE_FAIL; they are written down and returned.
+
+    Where it has all of them again it is the first, which ran the job's script, if its slurmd has begun anew since.
+    """
+    try:
+        told = call(reach, ["scontrol", "-o", "show", "node", start.node_list], env=READING)
+    except PitError:
+        return []
+    known = [match for match in map(_STATE.match, told.stdout.splitlines()) if match]
+    found = [
+        Silent(t=clock.now(), node=one["node"], address="", error=f"Slurm has lost it: {one['state']}")
+        for one in known if _LOST.search(one["state"])
+    ]  # fmt: skip
+    first = min(hosts.expand(start.node_list), default="")
+    begun = next((f"{one['begun']}.000Z" for one in known if one["node"] == first), "")
+    if not found and begun > start.started:
+        found = [Silent(t=begun, node=first, address="", error="its slurmd began anew, and the job's script was gone")]
+    _keep(attempt, found)
+    return found
+
+
+def _keep(attempt: Path, found: Sequence[Silent]) -> None:
+    for one in found:
+        with contextlib.suppress(PitError, OSError):  # the log has it too
+            folder.write(attempt / "silent" / f"{one.node}.json", one)
 
 
 def text(found: Sequence[Silent]) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pitools.core.errors import PitError, TryLater, UsageError
 from pitools.launch import local, polling
+from pitools.launch.attempt import silent
 from pitools.run import folder
+from pitools.run.attempt import Start
 from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
@@ -70,6 +72,18 @@ def lives(site: Site, job_id: str) -> bool:
     if site.scheduler != "slurm":
         return False
     return any(not is_finished(job.state) for job in client(site).jobs([job_id], all_states=True))
+
+
+def withdraw(site: Site, job_id: str) -> None:
+    """Take a job out of the queue that is not to begin any more. Raises what asking raises."""
+    client(site).cancel([job_id])
+
+
+def which_nodes(site: Site, attempt: Path) -> None:
+    """After a node's failure: write down which of the attempt's nodes it was, as far as Slurm can still tell."""
+    start = folder.read(attempt / "start.json", Start)
+    if site.scheduler == "slurm" and start and start.node_list:
+        silent.fallen(attempt, start, client(site).reach)
 
 
 def is_gone(site: Site, job_id: str) -> bool:

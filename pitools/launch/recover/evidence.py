@@ -196,9 +196,9 @@ def _beside(attempt: Path) -> Iterator[Evidence]:
     place = f"attempts/{attempt.name}"
     for path in sorted((attempt / "silent").glob("*.json"))[:_FILES]:
         if gone := _record(path, _Silent):
-            what = f"node {gone.node} does not answer: {gone.error} ({gone.address})"
-            yield Evidence(t=gone.t, source=f"{place}/silent/{path.name}", what=shown(what), kind="node",
-                           node=gone.node, rule="node-silent")  # fmt: skip
+            what = f"does not answer: {gone.error} ({gone.address})" if gone.address else gone.error
+            yield Evidence(t=gone.t, source=f"{place}/silent/{path.name}", what=shown(f"node {gone.node}: {what}"),
+                           kind="node", node=gone.node, rule="node-silent")  # fmt: skip
     for path in _names(attempt / "oom", ".json"):
         if oom := _record(path, _Oom):
             # No time: it is found afterwards, and what it found was before the rank's end.

@@ -9,6 +9,7 @@ day, cannot leave a run without nodes: the least certain and the oldest give way
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from pitools.core.errors import UsageError
 from pitools.core.files import os_error
 from pitools.core.record import Record
 from pitools.launch.plan import Plan
-from pitools.launch.recover.lock import held
+from pitools.launch.recover.lock import held, open_shared
 from pitools.run.attempt import Cause, Kind
 from pitools.site.model import Site
 
@@ -84,7 +85,7 @@ def _append(runs: Path, made: Sequence[Exclusion]) -> None:
     path = runs / NAME
     with held(runs / f"{NAME}.lock", "the list of exclusions", wait_s=_LOCK_WAIT_S):
         try:
-            with path.open("a+b", buffering=0) as file:
+            with os.fdopen(open_shared(path, os.O_APPEND), "a+b", buffering=0) as file:
                 # A line that a full disk cut short must not take the next one with it.
                 cut = file.seek(0, 2) and file.seek(-1, 2) and file.read(1) != b"\n"
                 file.write((b"\n" if cut else b"") + b"".join(msgspec.json.encode(one) + b"\n" for one in made))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,28 +24,45 @@ NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 def held(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a lock file, waiting for it so long at most. Raises TryLater where another process has it, ClusterError."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = open_shared(path)
     except PermissionError as error:
         hint = "only they can do this; anybody who may read it can use `pit launch show`, `why` and `logs`"
         raise ClusterError(f"{what} is {_owner(path.parent)}'s", where=str(path.parent), hint=hint) from error
     except OSError as error:
         raise os_error(error, path) from error
     try:
-        if not _take(descriptor, path, time.monotonic() + wait_s):
+        if not taken(descriptor, path, wait_s=wait_s):
             raise TryLater(f"{what} is being looked after by another process", where=str(path.parent))
         yield
     finally:
         os.close(descriptor)
 
 
-def _owner(path: Path) -> str:
-    try:
-        return path.owner()
-    except (OSError, KeyError):
-        return "somebody else"
+def open_shared(path: Path, flags: int = 0) -> int:
+    """A descriptor of a file that all who may write in its folder write to, made where it is missing. Raises OSError.
+
+    Whatever the umask of whoever comes first: else nobody of a group's shared folder could take their locks after them.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    with contextlib.suppress(OSError):  # who may not give it away has it for themselves
+        _let_group(descriptor, path.parent)
+    return descriptor
 
 
-def _take(descriptor: int, path: Path, until: float) -> bool:
+def _let_group(descriptor: int, folder: Path) -> None:
+    own, above = os.fstat(descriptor), folder.stat()
+    if not above.st_mode & stat.S_IWGRP or own.st_uid != os.geteuid() or not stat.S_ISREG(own.st_mode):
+        return
+    if own.st_gid != above.st_gid:
+        os.fchown(descriptor, -1, above.st_gid)
+    if own.st_mode & 0o660 != 0o660:
+        os.fchmod(descriptor, stat.S_IMODE(own.st_mode) | 0o660)
+
+
+def taken(descriptor: int, path: Path, *, wait_s: float = 0.0) -> bool:
+    """Take the lock of an open file within a time; also true where the file system has none. Raises ClusterError."""
+    until = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,3 +75,10 @@ def _take(descriptor: int, path: Path, until: float) -> bool:
             if error.errno in NO_LOCKS:
                 return True
             raise os_error(error, path) from error
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except (OSError, KeyError):
+        return "somebody else"

@@ -14,10 +14,10 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.core.record import Record
-from pitools.launch import jobs, leave
-from pitools.launch.recover import asking, judging, policy, settling
+from pitools.launch import jobs, leave, local
+from pitools.launch.recover import asking, judging, policy, putback, settling
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.settling import settle
 from pitools.run import folder
@@ -77,10 +77,12 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
         if ref:
             jobs.check_cluster(site, ref)
             ref = _the_one_that_ran(run_dir, ref)
-            state = state if is_finished(state) else asking.states(site, [ref], max_age_s=_NEW_S)[ref.job_id]
+            if not (is_finished(state) or state == "PENDING"):
+                state = asking.states(site, [ref], max_age_s=_NEW_S)[ref.job_id]
             if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
-                return _left(run_dir, state)
-            if asking.lives(site, ref.job_id):
+                told = putback.told(run_dir, ref, site) if state == "PENDING" and not given else None
+                return _past(run_dir, site, ref, told) if told else _left(run_dir, state)
+            if asking.lives(site, ref.job_id) or (site.scheduler == "none" and local.is_supervised(run_dir)):
                 seen(run_dir, ref)
                 return _said(run_dir, "left", "its job waits or runs again")
         if given:
@@ -89,7 +91,7 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
             sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=jobs.numbers(run_dir)[-1])
             return _said(run_dir, "submitted", f"the submission begun at {open_one} is finished", job_id=sent.job_id)
         assert ref is not None
-        return _go_on(run_dir, site, ref, state, force)
+        return _go_on(run_dir, site, ref, asking.told(site, ref.job_id, state), state, force)
 
 
 def _check(run_dir: Path, site: Site) -> None:
@@ -178,13 +180,30 @@ def _left(run_dir: Path, state: str) -> Resumed:
     return _said(run_dir, "left", why)
 
 
-def _go_on(run_dir: Path, site: Site, ref: folder.JobRef, state: str, force: bool) -> Resumed:
-    told = asking.told(site, ref.job_id, state)
+def _past(run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting) -> Resumed:
+    """Go on without waiting for a job that Slurm holds back: a fresh one has the run, and this one is withdrawn."""
+    try:
+        done = _go_on(run_dir, site, ref, told, told.state, force=False)
+    except PitError:
+        if max(jobs.numbers(run_dir), default=0) <= ref.number:  # refused, a limit perhaps: then this one goes on
+            settling.give_leave(run_dir, ref)
+        raise
+    if done.action == "resubmit":  # should it begin first, it finds that it has no leave
+        with contextlib.suppress(PitError):
+            asking.withdraw(site, ref.job_id)
+    return done
+
+
+def _go_on(
+    run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting | None, state: str, force: bool
+) -> Resumed:  # fmt: skip
     last = _last_of(run_dir, ref)
     if site.scheduler == "none" and last and (alive := asking.survivors(last)):
         what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
         raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
     if last is not None:
+        if told and told.state == "NODE_FAIL":
+            asking.which_nodes(site, last)
         cause = judging.judge_attempt(run_dir, last, told=told)
     else:
         cause = never_began(told, state)

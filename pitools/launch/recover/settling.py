@@ -147,6 +147,11 @@ def is_after(attempt: Path, cause: Cause, job: folder.JobRef) -> bool:
     return not cause.attempt or (attempt.name.isdecimal() and int(attempt.name) > int(cause.attempt))
 
 
+def give_leave(run_dir: Path, old: folder.JobRef) -> None:
+    """Let a job begin again of which leave was taken, where none came to follow it."""
+    _no_leave(jobs.at(run_dir, old.number), leave.word(old.job_id))
+
+
 def _no_leave(at: Path, word: str = leave.NO) -> None:
     """From now on the job that this was the leave of does not begin again, should Slurm have put it back as well."""
     building = at / f".leave.{secrets.token_hex(4)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pitools.core.errors import DataError, PitError, TryLater
 from pitools.launch import jobs
-from pitools.launch.recover import asking
+from pitools.launch.recover import asking, putback
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import Resumed, resume, seen
 from pitools.launch.recover.settling import plan_of
@@ -61,7 +61,8 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
         state = known.get(ref.job_id, UNKNOWN) if ref else ""
         if ref is None and not _is_due(path):
             continue
-        if ref and not is_finished(state) and state != UNKNOWN:
+        held_back = ref is not None and state == "PENDING" and putback.may_be(path, ref, site)
+        if ref and not is_finished(state) and state != UNKNOWN and not held_back:
             seen(path, ref)
             continue
         if time.monotonic() > until:

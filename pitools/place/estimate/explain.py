@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -124,14 +125,24 @@ def against(said: Estimate, best: Estimate, chosen: Candidate) -> str:
     return f"done {duration_text(max(0.0, later))} after {chosen.pool}: {', '.join(said_of)}"
 
 
-def table(rows: Sequence[Ranked], *, everything: bool) -> Iterator[str]:
-    """Lines for eyes, durations as people say them; without `everything`, those that fit, and no reasons."""
-    shown = [row for row in rows if row.rank or everything]
+def table(rows: Sequence[Ranked], *, everything: bool, width: int = 0) -> Iterator[str]:
+    """Lines for eyes, durations as people say them; without `everything`, those that fit, and no reasons.
+
+    width: of the terminal, 0 for none: where that is too narrow, the reasons stand below the rest.
+    """
     names = ["rank", "site", "partition", "start_10/50/90%", "stage", "run", "done_by", "cost", "p_fail", "why"]
-    if not everything:
-        names.remove("why")
-    cells = [dict(zip([*names[:9], "why"], _cells(row), strict=True)) for row in shown]
-    return iter(output.table(names, [[cell[name] for name in names] for cell in cells])) if shown else iter(())
+    cells = [_cells(row) for row in rows if row.rank or everything]
+    if not cells:
+        return
+    whole = list(output.table(names, cells))
+    if everything and (not width or max(map(len, whole)) <= width):
+        yield from whole
+        return
+    fit = [row[:-1] for row in cells if row[0] != "-"]
+    if fit:
+        yield from output.fitted(names[:-1], fit, width) if width else output.table(names[:-1], fit)
+    for row in cells if everything else ():
+        yield from textwrap.wrap(f"{row[1]}/{row[2]}: {row[-1]}", width, subsequent_indent="    ")
 
 
 def _cells(row: Ranked) -> list[str]:

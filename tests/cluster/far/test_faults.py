@@ -106,8 +106,11 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
     assert {files.read(site, f"{far.run_dir(site, one)}/proof") for one in names} == {b"x\n"}
 
 
-def test_cut_before_slurm_heard_of_it(site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str) -> None:
+def test_cut_before_slurm_heard_of_it(
+    site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nobody can tell whether sbatch got through, it is not run again: the ticket can be taken back instead."""
+    monkeypatch.setattr("pitools.launch.far.job._LOOK_S", 0.05)
     path = fake(far_side, '#!/bin/sh\necho x >> "$0.ran"\nkill -9 $PPID $(ps -o ppid= -p $PPID)\n')
     plan = make_plan(command="true")
     for _ in range(2):
@@ -140,7 +143,7 @@ def test_cut_in_the_middle_of_a_stream(
     site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, tmp_path: Path
 ) -> None:
     """Half a snapshot is not a run, nor is it left there; the same call again sends it whole."""
-    (tmp_path / "work" / "large").write_bytes(os.urandom(200 << 20))
+    (tmp_path / "work" / "large").write_bytes(os.urandom(100 << 20))
     plan = make_plan(command="true")
     runs = Path(far.run_dir(site, name)).parent
     failed: list[PitError] = []

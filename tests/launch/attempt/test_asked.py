@@ -127,3 +127,19 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
     told = Accounting(job_id="7", raw_id="7", state="PREEMPTED")
     decided = follow.judged(job(tmp_path, mode="run"), made, told=told, left_s=0.0, early=early)
     assert (decided.action, decided.kind) == (action, "preempted")
+
+
+def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this job alone; and a slurmctld that does not know its nodes yet is waited for, but not for ever."""
+    said = "srun: Terminating StepId=7.0\nsrun: StepId=70.0 is another's\nsrun: error: StepId=7.1\n"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "srun.err").write_text(said)
+    says(tmp_path, monkeypatch, "exit 0")
+    for name, text in (("scancel", f'echo "$@" >> {tmp_path}/ended'),
+                       ("srun", f"echo x >> {tmp_path}/tried; [ $(wc -l < {tmp_path}/tried) -gt 1 ]")):  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    assert patient.until_steps_begin(tmp_path, "7", 2)
+    assert (tmp_path / "ended").read_text() == "7.0 7.1\n" * 2
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    assert not patient.until_steps_begin(tmp_path, "7", 2, patience_s=0)

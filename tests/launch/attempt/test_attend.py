@@ -23,6 +23,7 @@ from pitools.launch.recover import asking
 from pitools.run import attempt as records
 from pitools.run import folder
 from pitools.site.model import Site
+from pitools.slurm.reach import Reach
 
 STUCK = """
 import os, sys, time
@@ -182,6 +183,31 @@ def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Pa
     assert folder.read(attempt / "silent" / "n1.json", silent.Silent) == found
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     assert silent.look(attempt, "n[0-1]") == []
+
+
+@pytest.mark.parametrize(
+    ("states", "begun", "lost"),
+    [(("DOWN*", "IDLE"), "2020", ["n0"]), (("IDLE", "MIXED+NOT_RESPONDING"), "2030", ["n1"]),
+     (("IDLE", "IDLE"), "2030", ["n0"]), (("IDLE", "IDLE"), "2020", [])],
+)  # fmt: skip
+def test_which_node_it_was_is_asked_of_slurm(
+    attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], begun: str, lost: list[str]
+) -> None:
+    """One that is down; else the job's first, whose slurmd began anew since; and none where nothing says so."""
+    lines = [
+        f"NodeName=n{number} NodeAddr=10.0.0.1 State={state} Weight=1 SlurmdStartTime={begun}-01-01T00:00:00"
+        for number, state in enumerate(states)
+    ]
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    start = records.Start(
+        attempt="0", job=0, job_id="7", cluster="", restart=0, node_list="n[0-1]", nodes=2,
+        started="2026-11-22T00:00:00.000Z",
+    )  # fmt: skip
+    assert [one.node for one in silent.fallen(attempt, start, Reach())] == lost
+    assert sorted(path.stem for path in (attempt / "silent").glob("*")) == lost
 
 
 def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) -> None:

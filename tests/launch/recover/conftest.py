@@ -12,15 +12,18 @@ import pytest
 
 from pitools.core import clock
 from pitools.core.errors import ClusterError
+from pitools.core.proc import Completed
 from pitools.launch import jobs, once, polling
+from pitools.launch.attempt import silent
 from pitools.launch.plan import Plan
-from pitools.launch.recover import asking, settling
+from pitools.launch.recover import asking, putback, settling
 from pitools.launch.request import Request
 from pitools.run import folder
 from pitools.run.attempt import Start
 from pitools.site import dialect
 from pitools.site.model import Partition, Site
-from pitools.slurm.records import Accounting
+from pitools.slurm.reach import Reach
+from pitools.slurm.records import Accounting, Job
 from pitools.slurm.states import UNKNOWN
 
 SITE = Site(name="s", partitions={"p": Partition(nodes=8)})
@@ -29,7 +32,8 @@ SITE = Site(name="s", partitions={"p": Partition(nodes=8)})
 class Cluster:
     """What Slurm knows. states: job id → word; queue: slurmctld's own, where it knows better than who asked before.
 
-    sent: the flags of every job that was submitted since. meanwhile: happens while one is.
+    sent: the flags of every job that was submitted since. meanwhile: happens while one is. waits: why a job does that,
+    and how often it was put back; ended: how it had ended before; shown: who was asked for. nodes_text: of `scontrol`.
     """
 
     def __init__(self) -> None:
@@ -41,13 +45,27 @@ class Cluster:
         self.requeued: list[str] = []
         self.asked = 0
         self.refuses: Exception | None = None
+        self.ended: dict[str, str] = {}
+        self.waits: dict[str, tuple[str, int]] = {}
+        self.shown: list[str] = []
+        self.nodes_text = ""
+        self.reach = Reach()
 
     def ask(self, site: Site, ids: Sequence[str], *, max_age_s: float = 0.0) -> dict[str, str]:
         self.asked += 1
         return {job_id: self.states.get(job_id, UNKNOWN) for job_id in ids}
 
     def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[Accounting]:
-        return [Accounting(job_id=one, raw_id=one, state=self.states[one]) for one in ids if one in self.states]
+        ends = {one: clock.now() for one in self.ended} if attempts else {}
+        known = self.states | self.ended if attempts else self.states
+        return [
+            Accounting(job_id=one, raw_id=one, state=known[one], end=ends.get(one, "")) for one in ids if one in known
+        ]
+
+    def job(self, job_id: str) -> list[Job]:
+        self.shown.append(job_id)
+        reason, restarts = self.waits.get(job_id, ("Priority", 0))
+        return [Job(job_id=job_id, raw_id=job_id, state=self.states[job_id], reason=reason, restarts=restarts)]
 
     def jobs(self, ids: Sequence[str], *, all_states: bool = False) -> list[SimpleNamespace]:
         now = self.states | self.queue
@@ -89,6 +107,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(polling, "ask", made.ask)
     monkeypatch.setattr(asking, "client", lambda site: made)
     monkeypatch.setattr(settling, "client", lambda site: made)
+    monkeypatch.setattr(putback, "client", lambda site: made)
+    monkeypatch.setattr(silent, "call", lambda *_, **__: Completed((), 0, made.nodes_text, ""))
     monkeypatch.setattr(once, "send", made.send)
     return made
 

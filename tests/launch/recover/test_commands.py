@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -71,6 +72,25 @@ def test_a_run_of_somebody_else_is_called_that() -> None:
         os.seteuid(os.getuid())
         folder.chmod(0o755)
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(0o2775, 0o660), (0o2755, 0o600), (0o2777, 0o660)])
+def test_a_lock_is_its_folders_group_s(tmp_path: Path, shared: int, mode: int) -> None:
+    """Whatever the umask of whoever came first, also an old one; never everybody's, and never through a link."""
+    tmp_path.chmod(shared)
+    before = os.umask(0o077)
+    try:
+        (tmp_path / ".old").touch(0o600)
+        for name in (".lock", ".old"):
+            with held(tmp_path / name, "it"):
+                found = (tmp_path / name).stat()
+            assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, tmp_path.stat().st_gid)
+    finally:
+        os.umask(before)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ClusterError), held(tmp_path / "link", "it"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_an_empty_pipe_is_no_plan(pit: Pit) -> None:

@@ -10,18 +10,23 @@ from typing import Any
 
 import pytest
 
-from pitools.core.errors import TryLater, Unreachable
+from pitools.core.errors import ClusterError, TryLater, Unreachable
 from pitools.launch import jobs, leave
 from pitools.launch.attempt import signals
 from pitools.launch.recover import asking, exclusions, policy, settling
 from pitools.launch.recover.resume import resume
+from pitools.launch.recover.tick import tick
 from pitools.run import folder
 from pitools.run.attempt import Cause, Decision
-from pitools.site.model import Site
+from pitools.site.model import Recover, Site
 
 Runs = Any
 Cluster = Any
 SITE = Site(name="s")
+LOST = """\
+NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.1 State=DOWN+NOT_RESPONDING ThreadsPerCore=1 SlurmdStartTime=2020-01-01T00:00:00
+NodeName=n2 Arch=x86_64 NodeAddr=10.0.0.2 State=IDLE ThreadsPerCore=1 SlurmdStartTime=2020-01-01T00:00:00
+"""
 
 
 def follow(run_dir: Path, cluster: Cluster) -> None:
@@ -214,3 +219,60 @@ def test_jobs_that_never_begin_come_to_an_end(runs: Runs, cluster: Cluster) -> N
                 break
         assert (said.action, said.cause) == ("stop", "node")
     assert len(cluster.sent) == 3 * 6
+
+
+def put_back(runs: Runs, cluster: Cluster, reason: str = "BeginTime", ended: str = "NODE_FAIL") -> Path:
+    """A run whose job Slurm has put back in the queue, and holds there."""
+    run_dir: Path = runs.make()
+    leave.take(jobs.at(run_dir, 0), leave.word("100"))
+    runs.attempt(run_dir)
+    cluster.states["100"], cluster.ended["100"] = "PENDING", ended
+    cluster.waits["100"] = (reason, 1)
+    return run_dir
+
+
+def test_a_job_that_slurm_holds_back_is_not_waited_for(runs: Runs, cluster: Cluster) -> None:
+    """After a node's failure a fresh job has the run, without that node; the held one is withdrawn."""
+    run_dir = put_back(runs, cluster)
+    cluster.nodes_text = LOST
+    (said,) = tick(run_dir.parent, SITE, lambda *_: None)
+    assert (said.action, said.cause, said.exclude) == ("resubmit", "node", ("n1",))
+    assert cluster.sent == [("--exclude=n1",)]
+    assert cluster.cancelled == ["100"]
+    assert leave.take(jobs.at(run_dir, 0), leave.word("100")) == leave.NO
+    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert len(cluster.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended", "chain"),
+    [("Priority", "NODE_FAIL", "fresh"), ("BeginTime", "PREEMPTED", "fresh"), ("JobHeldUser", "NODE_FAIL", "fresh"),
+     ("BeginTime", "NODE_FAIL", "requeue"), ("BeginTime", "NODE_FAIL", "none")],
+)  # fmt: skip
+def test_what_waits_for_another_reason_is_left(
+    runs: Runs, cluster: Cluster, reason: str, ended: str, chain: Any
+) -> None:
+    """Its turn, a person, or the site's own way: nothing is sent, and nothing judged."""
+    run_dir = put_back(runs, cluster, reason, ended)
+    site = Site(name="s", recover=Recover(chain=chain))
+    assert resume(run_dir, site).action == "left"
+    assert (cluster.sent, cluster.cancelled, leave.told(jobs.at(run_dir, 0))) == ([], [], "run.100")
+    assert not (run_dir / "attempts" / "0" / "cause.json").exists()
+
+
+def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster) -> None:
+    """A job that has its place in the queue costs a tick no question of its own."""
+    run_dir = put_back(runs, cluster, "Priority")
+    assert resume(run_dir, SITE).action == "left"
+    asked = len(cluster.shown)
+    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert (asked, len(cluster.shown)) == (1, 1)
+
+
+def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:
+    """Where Slurm refuses a second job, the held one keeps its leave, and goes on when its time comes."""
+    run_dir = put_back(runs, cluster)
+    cluster.refuses = ClusterError("Job violates accounting/QOS policy")
+    with pytest.raises(ClusterError, match="policy"):
+        resume(run_dir, SITE)
+    assert (leave.told(jobs.at(run_dir, 0)), cluster.cancelled) == ("run.100", [])

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,28 +51,38 @@ LENGTH_S = "{length_s}"
 """
 
 
-@pytest.fixture
-def env(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The environment of a user with a queue of their own; what is left in the clusters at the end is cancelled."""
-    sites = tmp_path / "sites"
-    sites.mkdir()
+def surroundings(folder: Path) -> dict[str, str]:
+    """The environment of a user with a queue of their own, all of whose files are in this folder."""
+    sites = folder / "sites"
+    sites.mkdir(parents=True)
     (sites / "short.sbatch.j2").write_text(TEMPLATE)
     for name in ("alpha", "beta"):
-        changes = f'[paths]\nruns = "{tmp_path}/runs"\n[reach]\ntimeout_s = 5\n[templates]\ntrain = "short.sbatch.j2"\n'
+        changes = f'[paths]\nruns = "{folder}/runs"\n[reach]\ntimeout_s = 5\n[templates]\ntrain = "short.sbatch.j2"\n'
         (sites / f"{name}.toml").write_text(changes)
-    home = tmp_path / "home"
-    ours = {
-        "PIT_SITE_PATH": str(sites), "PIT_PLACE": str(tmp_path / "place"), "XDG_CACHE_HOME": str(home / "cache"),
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    return {
+        "PIT_SITE_PATH": str(sites), "PIT_PLACE": str(folder / "place"), "XDG_CACHE_HOME": str(home / "cache"),
         "XDG_STATE_HOME": str(home / "state"), "PIT_SITES": "alpha beta",
     }  # fmt: skip
-    home.mkdir(mode=0o700)
+
+
+def clear(clusters: Path, folder: Path) -> None:
+    """Cancel what is left in the clusters."""
+    for name in ("alpha", "beta"):
+        slurm = Client(Reach(env={"SLURM_CONF": str(clusters / name / "slurm.conf")}))
+        if left := [job.raw_id for job in slurm.jobs() if str(folder) in job.work_dir or "dispatch" in job.name]:
+            slurm.cancel(left)
+
+
+@pytest.fixture
+def env(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment of a user with a queue of their own; what is left in the clusters at the end is cancelled."""
+    ours = surroundings(tmp_path)
     for name, value in ours.items():
         monkeypatch.setenv(name, value)
     yield {**os.environ, **ours}
-    for name in ("alpha", "beta"):
-        slurm = Client(Reach(env={"SLURM_CONF": str(clusters / name / "slurm.conf")}))
-        if left := [job.raw_id for job in slurm.jobs() if str(tmp_path) in job.work_dir or "dispatch" in job.name]:
-            slurm.cancel(left)
+    clear(clusters, tmp_path)
 
 
 def add(tmp_path: Path, env: dict[str, str], count: int, length_s: float = 0.2) -> list[str]:
@@ -158,26 +169,45 @@ def test_ticks_at_once_do_no_harm(env: dict[str, str], tmp_path: Path) -> None:
     assert len(queue.find(queue.root(), job_id).tickets) == 1
 
 
-@pytest.mark.parametrize("how", ["exit 1", "sleep 60"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_unanswered_submission_makes_one_run(env: dict[str, str], tmp_path: Path, how: str, when: str) -> None:
-    """sbatch that queues the job, or not, and then fails or hangs: there is one run in the end."""
-    bin_folder = tmp_path / "bin"
+FAULTS = [(when, how) for when in ("before", "after") for how in ("exit 1", "sleep 60")]
+
+
+@pytest.fixture(scope="module")
+def unanswered(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Path]]:
+    """A folder for each of FAULTS, whose queue was drained with an sbatch that has it once. They wait together."""
+    base = tmp_path_factory.mktemp("unanswered")
+    folders = {fault: base / str(number) for number, fault in enumerate(FAULTS)}
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        list(pool.map(lambda fault: _fail(folders[fault], *fault), FAULTS))
+    yield folders
+    clear(clusters, base)
+
+
+def _fail(folder: Path, when: str, how: str) -> None:
+    env = {**os.environ, **surroundings(folder)}
+    bin_folder = folder / "bin"
     bin_folder.mkdir()
     real = shutil.which("sbatch")
-    submit = f'{real} "$@" > {tmp_path}/answer' if when == "after" else ":"
+    submit = f'{real} "$@" > {folder}/answer' if when == "after" else ":"
     (bin_folder / "sbatch").write_text(
-        f"#!/bin/sh\nif mkdir {tmp_path}/once 2>/dev/null; then {submit}\n"
+        f"#!/bin/sh\nif mkdir {folder}/once 2>/dev/null; then {submit}\n"
         f'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2\n{how}; fi\n'
         f'exec {real} "$@"\n'
     )
     (bin_folder / "sbatch").chmod(0o755)
-    (job_id,) = add(tmp_path, env, 1)
+    add(folder, env, 1)
     drain({**env, "PATH": f"{bin_folder}:{env['PATH']}"})
-    assert (tmp_path / "once").exists()
-    assert ran(tmp_path) == Counter([job_id])
+
+
+@pytest.mark.parametrize(("when", "how"), FAULTS)
+def test_an_unanswered_submission_makes_one_run(unanswered: dict[tuple[str, str], Path], when: str, how: str) -> None:
+    """sbatch that queues the job, or not, and then fails or hangs: there is one run in the end."""
+    folder = unanswered[when, how]
+    assert (folder / "once").exists()
+    ((job,), _) = queue.jobs(folder / "place", done=True)
+    assert ran(folder) == Counter([job.job_id])
     # Where it was queued its ticket was found by its name; else it was taken back, and another made.
-    assert len(queue.find(queue.root(), job_id).tickets) == (1 if when == "after" else 2)
+    assert len(job.tickets) == (1 if when == "after" else 2)
 
 
 def test_a_gated_ticket_waits_on_its_node(env: dict[str, str], tmp_path: Path) -> None:

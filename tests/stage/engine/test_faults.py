@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,21 @@ def moments(calls: dict[str, int], of: tuple[str, ...], every: int) -> list[tupl
     return [(call, n) for call in of for n in range(1, calls.get(call, 0) + 1)][::every]
 
 
+def ahead(
+    cases: list[tuple[str, int]], where: Path, how: str, source: Path
+) -> Iterator[tuple[str, int, Path, subprocess.CompletedProcess[str]]]:
+    """Each run with its fault, at a root of its own, while what the one before left is looked at."""
+
+    def one(number: int) -> subprocess.CompletedProcess[str]:
+        call, n = cases[number]
+        options = ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{how.format(n)}"]
+        return traced(options, source, where / str(number))
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, done in enumerate(pool.map(one, range(len(cases)))):
+            yield *cases[number], where / str(number), done
+
+
 def is_whole_or_absent(final: Path) -> bool:
     """What a reader finds at a version's place."""
     if not os.path.lexists(final):
@@ -77,18 +94,18 @@ def test_a_kill_at_any_call_leaves_a_whole_set_or_none(
     source: Path, tmp_path: Path, calls, build, residue, before: str, every: int
 ):
     """kill -9 at each system call in turn: nothing half-made is ever visible, and the next run finishes the work."""
-    killed = 0
-    for number, (call, n) in enumerate(moments(calls, CHANGING, every)):
-        root = tmp_path / f"{number}"
-        final = root / "objects" / source.name
+    killed, cases = 0, moments(calls, CHANGING, every)
+    for number in range(len(cases)):
+        root = tmp_path / str(number)
         if before == "a damaged copy":
+            final = root / "objects" / source.name
             final.mkdir(parents=True)
             (final / "a").write_bytes(b"")
         elif before == "an older version":
             shared = (source / "b/c/0").read_bytes()
             stage(load(build(tmp_path / f"old{number}", {"zarr.json": b"{}", "b/c/0": shared})), root)
-        options = ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={n}"]
-        done = traced(options, source, root)
+    for call, n, root, done in ahead(cases, tmp_path, "signal=KILL:when={}", source):
+        final = root / "objects" / source.name
         killed += done.returncode != 0
         if before != "a damaged copy" or not (final / "a").is_file():
             assert is_whole_or_absent(final), (call, n)
@@ -107,13 +124,9 @@ def test_a_failure_of_any_call_is_told_and_leaves_no_half(
 ):
     """A disk that is full, broken or read-only from any moment on: the exit code says so, and nothing half-made is
     visible."""
-    failed = 0
-    for number, (call, n) in enumerate(moments(calls, FAILING, every)):
-        root = tmp_path / f"{number}"
+    failed, cases = 0, moments(calls, FAILING, every)
+    for call, n, root, done in ahead(cases, tmp_path, f"error={error}:when={{}}+", source):
         final = root / "objects" / source.name
-        done = traced(
-            ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={n}+"], source, root
-        )
         assert done.returncode in (0, code), (call, n, done.stderr)
         assert "Traceback" not in done.stderr, (call, n)
         assert is_whole_or_absent(final), (call, n)

@@ -79,8 +79,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(clusters: Path) -> Iterator[Bench]:
-    """Alpha, with whatever the test made of it undone in the end."""
+def bench(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Alpha, with whatever the test made of it undone in the end; it is asked twice a second, however long it takes."""
+    monkeypatch.setattr(acquire, "_LAST_PAUSE_S", 0.5)
     made = Bench(client(load("alpha")), clusters / "alpha" / "slurm.conf")
     yield made
     if made.made:

@@ -204,7 +204,7 @@ def test_a_run_on_chosen_nodes(bench: Bench, pit: Pit, tmp_path: Path) -> None:
     """`topology = "exclude"` in a request: the run is on the chosen leaf, and its events tell how it got there."""
     request = tmp_path / "request.toml"
     request.write_text(REQUEST.format(by="exclude"))
-    done = pit("launch", "run", str(request), "--site", "alpha")
+    done = pit("launch", "run", str(request), "--site", "alpha", PIT_RUNS=str(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     bench.made.append(run["job_id"])

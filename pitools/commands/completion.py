@@ -1,0 +1,90 @@
+"""What a shell offers after TAB: ids of runs, names of sites, files. Reads folders only, and fails silently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_MOST = 50  # more are no help, and each costs a look
+_STAMP = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{6}$")
+
+
+def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Runs of all sites, newest first, with their names and how they ended; folders where a path is begun."""
+    from click.shell_completion import CompletionItem
+
+    if "/" in incomplete or incomplete.startswith((".", "~")):
+        return [CompletionItem(incomplete, type="dir")]
+    found = sorted({one for root in _roots() for one in _ids(root, incomplete)}, reverse=True)
+    made: list[CompletionItem[str]] = []
+    for _, path in found:
+        if len(made) == _MOST:
+            break
+        if (path / "plan.json").is_file():
+            name = _STAMP.sub("", path.name)
+            made.append(CompletionItem(path.name, help=f"{name}: {_state(path)}"))
+    return made
+
+
+def sites(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Names of sites."""
+    from click.shell_completion import CompletionItem
+
+    from pitools.site.load import names
+
+    return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+
+
+def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Files, by the shell itself."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _roots() -> set[Path]:
+    import contextlib
+
+    from pitools.commands.finding import runs_of
+    from pitools.core.errors import PitError
+    from pitools.site.load import load, names
+
+    found = set()
+    for name in names():
+        with contextlib.suppress(PitError):  # another site's file may be wrong
+            found.add(runs_of(load(name)))
+    return found
+
+
+def _ids(root: Path, begun: str) -> Iterator[tuple[str, Path]]:
+    """(when it was made, its folder) of what may be runs."""
+    import os
+
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if entry.name.startswith(begun) and not entry.name.startswith("."):
+                    stamp = _STAMP.search(entry.name)
+                    yield (stamp[1] if stamp else ""), root / entry.name
+    except OSError:
+        return
+
+
+def _state(run_dir: Path) -> str:
+    """How the run ended, as far as its own folder says."""
+    import json
+
+    try:
+        said = json.loads((run_dir / "verdict.json").read_bytes())
+        return "finished" if said["state"] == "finished" else f"stopped, {said['kind']}"
+    except FileNotFoundError:
+        return "goes on"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "?"

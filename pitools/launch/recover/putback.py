@@ -1,0 +1,54 @@
+"""A job that Slurm put back in the queue after a node's failure, and holds there: the run need not wait for it.
+
+Slurm starts a job that it has requeued no sooner than its credentials expire, which by default is two minutes later;
+and where the node answers again by then, it starts it there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pitools.launch.recover import settling
+from pitools.run import folder
+from pitools.run.attempt import Start
+from pitools.site.connect import client
+from pitools.site.model import Site
+from pitools.slurm.records import Accounting
+
+_HELD = "BeginTime"
+
+
+def may_be(run_dir: Path, ref: folder.JobRef, site: Site) -> bool:
+    """Whether a job that waits has run before, and was not yet seen waiting for its turn. Asks nobody."""
+    last = _last(run_dir, ref)
+    return last is not None and site.recover.chain == "fresh" and not _mark(run_dir, ref, last).exists()
+
+
+def told(run_dir: Path, ref: folder.JobRef, site: Site) -> Accounting | None:
+    """How the job's last start ended, where a node had failed and Slurm holds the job back since; else None.
+
+    Raises what asking Slurm raises.
+    """
+    last = _last(run_dir, ref)
+    if last is None or not may_be(run_dir, ref, site):
+        return None
+    found = [one for one in client(site).job(ref.job_id) if one.raw_id == ref.job_id]
+    if not found or found[0].state != "PENDING" or (found[0].restarts or 0) <= last.restart:
+        return None
+    if found[0].reason != _HELD:
+        if found[0].reason not in ("", "None"):  # it has its place in the queue: that is not given away
+            _mark(run_dir, ref, last).touch()
+        return None
+    ended = [one for one in client(site).accounting([ref.job_id]) if one.raw_id == ref.job_id and one.end]
+    return ended[-1] if ended and ended[-1].state == "NODE_FAIL" else None
+
+
+def _last(run_dir: Path, ref: folder.JobRef) -> Start | None:
+    """The start of the run's newest attempt, if this job made it."""
+    made = folder.attempts(run_dir)
+    start = settling.read(made[-1] / "start.json", Start) if made else None
+    return start if start and start.job_id == ref.job_id else None
+
+
+def _mark(run_dir: Path, ref: folder.JobRef, last: Start) -> Path:
+    return run_dir / f".waits.{ref.job_id}.{last.attempt}"
