@@ -153,6 +153,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", default=[], dest="cases")
     parser.add_argument("--loop", action="append", default=[], dest="loops", choices=["jax", "torch"])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--name", default="faults", help="the cluster's; two campaigns at once need two, and ports")
     parser.add_argument("--base-port", type=int, default=29000)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true", help="forget what --results holds")
@@ -170,7 +171,7 @@ def main() -> int:
     there = {(line["case"], line["loop"], line["seed"]) for line in done}
     shape = Shape()
     if todo := [one for one in wanted if one not in there]:
-        with Cluster(base_port=args.base_port) as cluster:
+        with Cluster(name=args.name, base_port=args.base_port) as cluster:
             data = cluster.dataset()
             references = {loop: reference(cluster, loop, data, shape) for loop in loops}
             for name, loop, seed in todo:

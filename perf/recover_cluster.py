@@ -19,7 +19,6 @@ import recover_loop
 
 REPO = Path(__file__).resolve().parent.parent
 PIT = str(Path(sys.executable).with_name("pit"))
-NAME = "faults"
 # An interpreter that a node may have broken: see `bad_node`.
 PYTHON = """\
 #!/bin/sh
@@ -57,13 +56,15 @@ cpus_per_node = 4
 
 
 class Cluster:
-    """One devcluster of the name `faults`, and a folder of work beside it. A context: at its end nothing is left."""
+    """One devcluster, and a folder of work beside it, both of its name. A context: at its end nothing is left."""
 
-    def __init__(self, *, nodes: int = 4, base_port: int = 29000, requeue_delay_s: int = 10) -> None:
-        self.root, self.work = Path(f"/var/tmp/pit-dc-{NAME}"), Path(f"/var/tmp/pit-{NAME}-work")
-        self.nodes = [f"{NAME}{i:02d}" for i in range(1, nodes + 1)]
-        self.conf, self.runs = self.root / NAME / "slurm.conf", self.work / "runs"
-        options = ["--root", str(self.root), "--clusters", NAME, "--nodes", str(nodes), "--base-port", str(base_port),
+    def __init__(
+        self, *, name: str = "faults", nodes: int = 4, base_port: int = 29000, requeue_delay_s: int = 10
+    ) -> None:  # fmt: skip
+        self.name, self.root, self.work = name, Path(f"/var/tmp/pit-dc-{name}"), Path(f"/var/tmp/pit-{name}-work")
+        self.nodes = [f"{name}{i:02d}" for i in range(1, nodes + 1)]
+        self.conf, self.runs = self.root / name / "slurm.conf", self.work / "runs"
+        options = ["--root", str(self.root), "--clusters", name, "--nodes", str(nodes), "--base-port", str(base_port),
                    "--requeue-delay", str(requeue_delay_s)]  # fmt: skip
         self._up = [str(REPO / "scripts/devcluster"), "up", *options]
         self.env = {
@@ -76,7 +77,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         # Whoever ends this process lets it clean up; two of them would take each other's cluster down.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        self._alone = Path(f"/var/tmp/pit-{NAME}.lock").open("w")
+        self._alone = Path(f"/var/tmp/pit-{self.name}.lock").open("w")
         try:
             fcntl.flock(self._alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,8 +89,8 @@ class Cluster:
         python = self.work / "python"
         python.write_text(PYTHON.format(python=sys.executable, bad=self.work / "bad-node"))
         python.chmod(0o755)
-        said = {"name": NAME, "conf": self.conf, "work": self.work, "nodes": len(self.nodes)}
-        (self.work / "sites" / f"{NAME}.toml").write_text(SITE.format(**said))
+        said = {"name": self.name, "conf": self.conf, "work": self.work, "nodes": len(self.nodes)}
+        (self.work / "sites" / f"{self.name}.toml").write_text(SITE.format(**said))
         shutil.copy(REPO / "perf" / "recover_loop.py", self.work / "code")
         return self
 
@@ -136,7 +137,7 @@ class Cluster:
         return self.work / "datasets" / made["name"] / made["version"]
 
     def kill_daemon(self, name: str) -> None:
-        """kill -9 of `slurmd-<node>` or `faults-slurmctld`."""
+        """kill -9 of `slurmd-<node>` or `<cluster>-slurmctld`."""
         pid = json.loads((self.root / "processes" / f"{name}.json").read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
 

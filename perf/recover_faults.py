@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from recover_cluster import NAME, Cluster
+from recover_cluster import Cluster
 from recover_trial import Trial, kill
 
 BACK_S = 25.0  # slurmctld misses a node after 15 s
@@ -56,7 +56,7 @@ def kill_controller(seconds: float) -> Callable[[Trial], None]:
 
     def do(trial: Trial) -> None:
         trial.hit()
-        trial.cluster.kill_daemon(f"{NAME}-slurmctld")
+        trial.cluster.kill_daemon(f"{trial.cluster.name}-slurmctld")
         trial.later(seconds, trial.cluster.up)
 
     return do

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recover_cluster import NAME, PIT, Cluster, attempts, lines, read
+from recover_cluster import PIT, Cluster, attempts, lines, read
 
 TICK_S = 20.0  # cron's, only more often
 LOOK_S = 0.1
@@ -79,7 +79,7 @@ class Trial:
         self.login = self._submit()
 
     def _submit(self) -> subprocess.Popen[bytes]:
-        argv = [PIT, "launch", "run", str(self.request), "--site", NAME, "--wait", "--format", "jsonl"]
+        argv = [PIT, "launch", "run", str(self.request), "--site", self.cluster.name, "--wait", "--format", "jsonl"]
         return self.cluster.start(*argv, log=self.cluster.work / f"{self.name}.out")
 
     def found(self) -> bool:
@@ -118,7 +118,7 @@ class Trial:
         """`pit launch tick`, as cron calls it: every TICK_S, whatever became of the last."""
         if time.monotonic() - self._ticked > TICK_S and (self._tick is None or self._tick.poll() is not None):
             self._ticked = time.monotonic()
-            argv = [PIT, "launch", "tick", "--site", NAME]
+            argv = [PIT, "launch", "tick", "--site", self.cluster.name]
             self._tick = self.cluster.start(*argv, log=self.cluster.work / "tick.out")
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:
@@ -152,7 +152,7 @@ class Trial:
         for thread in self._later:
             thread.join()
         if self.found() and not self.verdict():
-            self.cluster.run(PIT, "launch", "cancel", str(self.run_dir), "--site", NAME, check=False)
+            self.cluster.run(PIT, "launch", "cancel", str(self.run_dir), "--site", self.cluster.name, check=False)
         self.cluster.run("scancel", "--me", check=False)
         for process in (self.login, self._tick):
             if process:

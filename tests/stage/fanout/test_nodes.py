@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import socketserver
@@ -12,6 +13,14 @@ from pitools.core import proc
 
 def shards(count: int, size: int) -> dict[str, bytes]:
     return {f"images/c/{number}": os.urandom(size) for number in range(count)}
+
+
+def at_a_free_one(ports, make):
+    """What listens at the next of some ports; where another program of this machine sits already, at the one after."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return make(("127.0.0.1", port))
+    raise AssertionError("no port is free")
 
 
 def test_the_source_is_read_once(nodes):
@@ -137,11 +146,11 @@ def test_strangers_at_a_nodes_ports_do_not_hide_it(nodes):
     """Other programs sit where a node would have listened, silent or rude; it is found a few ports on."""
     files = shards(6, 200_000)
     step = nodes(files, count=2)
-    ports = list(step.group("n0").candidates(1, step.data.name))
-    with (
-        socket.create_server(("127.0.0.1", ports[0])),
-        socketserver.ThreadingTCPServer(("127.0.0.1", ports[1]), socketserver.BaseRequestHandler) as rude,
-    ):
+    ports = iter(step.group("n0").candidates(1, step.data.name))
+    with contextlib.ExitStack() as held:
+        held.enter_context(at_a_free_one(ports, socket.create_server))
+        rude = at_a_free_one(ports, lambda at: socketserver.ThreadingTCPServer(at, socketserver.BaseRequestHandler))
+        held.enter_context(rude)
         threading.Thread(target=rude.serve_forever, args=(0.01,), daemon=True).start()
         step.start("n0", "n1")
         step.finish()
