@@ -152,6 +152,11 @@ class Guard:
         if error := self._settle():
             raise error
 
+    def poll(self) -> None:
+        """Raise what was wrong with the last save, as soon as that is known: the next save is an interval later."""
+        if self._error and not self._local:  # of a local one the next save knows a way out
+            self.wait()
+
     def _settle(self) -> BaseException | None:
         """What was wrong with the last save, once it has ended."""
         if self._thread:

@@ -164,6 +164,8 @@ def train(rank: Rank, peers: Peers, data: Demonstrations, steps: int, batch_size
     stopped = 0
     with StopRequest() as stop, closing(batches), guard or nullcontext():
         for step in range(done, steps):
+            if guard:
+                guard.poll()
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()

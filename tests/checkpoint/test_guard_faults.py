@@ -51,6 +51,36 @@ def test_a_step_whose_save_failed_can_be_saved_again(folder: Path) -> None:
     assert [len(paths) for paths in left] <= [1]
 
 
+def in_a_loop(look: Callable[[], None]) -> None:
+    """Some seconds of steps."""
+    for _ in range(1000):
+        time.sleep(0.01)
+        look()
+
+
+def test_a_loop_learns_of_a_failed_save_before_the_next(folder: Path) -> None:
+    """At every rank, by looking at each step; a save that still goes on is not waited for."""
+    goes_on = threading.Event()
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        def held_up(name: str) -> None:
+            assert name == "stage" or goes_on.wait(20)
+            if rank == 1 and name == "momentum":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with Guard(folder, Files(rank, held_up), **options) as guard:
+            guard.poll()
+            guard.save(2, state(2), {"position": 2})
+            guard.poll()
+            guard._barrier.wait("test: nothing is known yet")
+            goes_on.set()
+            with pytest.raises((NoSpace, ClusterError), match="no space left"):
+                in_a_loop(guard.poll)
+
+    assert on_ranks(2, work) == [None] * 2
+    assert find.whole(folder) == []
+
+
 def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers do not wait for it until their time is up."""
     real, lock, calls = guard._made, threading.Lock(), [0]

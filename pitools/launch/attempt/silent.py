@@ -75,7 +75,7 @@ def fallen(attempt: Path, start: Start, reach: Reach) -> list[Silent]:
         Silent(t=clock.now(), node=one["node"], address="", error=f"Slurm has lost it: {one['state']}")
         for one in known if _LOST.search(one["state"])
     ]  # fmt: skip
-    first = min(hosts.expand(start.node_list), default="")
+    first = next(iter(hosts.expand(start.node_list)), "")
     begun = next((f"{one['begun']}.000Z" for one in known if one["node"] == first), "")
     if not found and begun > start.started:
         found = [Silent(t=begun, node=first, address="", error="its slurmd began anew, and the job's script was gone")]
