@@ -147,7 +147,7 @@ def main() -> int:
         args.rounds, args.minutes, args.times = 1, 2.0, 2
     made: list[Case] = []
     for delay_s in (KIND_S, SLURMS_S):
-        with Cluster(base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
+        with Cluster(name="requeue", base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
             data = cluster.dataset()
             if args.only != "goodput" and delay_s == KIND_S:
                 made.append(raced(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
