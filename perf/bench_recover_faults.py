@@ -143,7 +143,9 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
         of = [line for line in done if line["case"] == name]
         times = sorted(line["to_next_s"] for line in going if line["case"] == name)
         next_ = f", next step after {times[len(times) // 2]:g} s (median)" if times else ""
-        made.append(share(f"{name}: right cause{next_}", "cause_ok", 0.9, of))
+        lost = [line["lost"] for line in of if line["lost"] is not None]
+        lost_ = f", at most {max(lost)} steps lost" if lost else ""
+        made.append(share(f"{name}: right cause{next_}{lost_}", "cause_ok", 0.9, of))
     return made
 
 
