@@ -1,6 +1,6 @@
 """How soon a run makes steps again after a fault, and how many it makes with a fault every minute, beside its peers.
 
-python perf/bench_recover_requeue.py [--rounds 3] [--minutes 5] [--base-port 29000] [--quick]     needs root and Slurm
+python perf/bench_recover_requeue.py [--rounds 3] [--minutes 5] [--only CASE]... [--quick]     needs root and Slurm
 
 A cluster of its own; the same torch loop on two of four nodes, the same checkpoints, the same faults in turn.
 next step: kill -9 of one rank, three times a run; the peer is a script that calls `scontrol requeue` when srun fails,
@@ -31,7 +31,11 @@ LONG = Shape(steps=100_000, save_every=50, delay_s=0.1)
 EVERY_S = 60.0
 SLURMS_S, KIND_S = 120, 10  # what a requeued job waits: by Slurm's default, and where a site has been kind to requeues
 # Fault, requeue delay, reach. Where the delay is small a preempted job of either side is back as soon as it has room.
-GOODPUT = (("preempt", SLURMS_S, 1.5), ("preempt", KIND_S, 1.0), ("kill", KIND_S, 1.5))
+GOODPUT = {
+    "preempt-kind": ("preempt", KIND_S, 1.0),
+    "kill": ("kill", KIND_S, 1.5),
+    "preempt": ("preempt", SLURMS_S, 1.5),
+}
 Run = Trial | Peer
 
 
@@ -140,20 +144,23 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--times", type=int, default=3, help="faults a run, for the next step")
     parser.add_argument("--base-port", type=int, default=29000)
-    parser.add_argument("--only", choices=["next", "goodput"])
+    parser.add_argument("--only", action="append", default=[], choices=["next", *GOODPUT])
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.minutes, args.times = 1, 2.0, 2
     made: list[Case] = []
+    wanted = args.only or ["next", *GOODPUT]
     for delay_s in (KIND_S, SLURMS_S):
+        raced_here = "next" in wanted and delay_s == KIND_S
+        windows = [GOODPUT[name] for name in GOODPUT if name in wanted and GOODPUT[name][1] == delay_s]
+        if not raced_here and not windows:
+            continue
         with Cluster(name="requeue", base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
             data = cluster.dataset()
-            if args.only != "goodput" and delay_s == KIND_S:
+            if raced_here:
                 made.append(raced(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
-            for fault, at_s, reach in GOODPUT if args.only != "next" else ():
-                if at_s == delay_s:
-                    made.append(window(args, cluster, data, fault, delay_s, reach))
+            made += [window(args, cluster, data, fault, delay_s, reach) for fault, _, reach in windows]
     return report(made)
 
 

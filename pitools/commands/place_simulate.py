@@ -73,13 +73,12 @@ def simulate(
     made, judged = [], []
     with (
         Output(form, COLUMNS) as out,
-        progress.bar("replaying", len(jobs) * len(policies), unit="jobs", parts=len(policies)) as bar,
+        progress.bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
     ):
         for name in policies:
             result, wall_s = play.play(jobs, world, name, tick_s=tick_s, advance=bar)
             judged.append(metrics.judge(result, jobs, window, wall_s))  # type: ignore[arg-type]
             made.append(result)
-            bar.part()
             out(judged[-1])
     for one in judged:
         if one.unplaced or one.left:
