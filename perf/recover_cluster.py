@@ -96,6 +96,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.down()
+        self._alone.close()
 
     def up(self) -> None:
         """Start what does not run."""

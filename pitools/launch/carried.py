@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -52,14 +53,16 @@ def copy(run_dir: Path, step: int, to: Path, run: str) -> None:
         raise DataError(f"the checkpoint did not arrive as it was: {what}", where=str(made), hint="try again")
 
 
-def send(run_dir: Path, plan: Plan, site: Site, name: str, step: int) -> tuple[str, str]:
+def send(run_dir: Path, plan: Plan, site: Site, name: str, step: int, *, before: Callable[[], None]) -> tuple[str, str]:
     """Queue a plan at a site that shares no files, with a run's checkpoint; (job id, folder there). Safe to repeat.
+
+    before: called when all is there, just before it is submitted; what it raises keeps it from being submitted.
 
     Raises DataError where the checkpoint did not arrive as it was, with nothing left there; what `far.submit` raises.
     """
     at = there.run_dir(site, name)
     if not step:
-        return far.submit(plan, site, name=name).job_id, at
+        return far.submit(plan, site, name=name, ready=before).job_id, at
     source, below = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
     texts = _renamed(source, name)
     held = manifest.load(source)
@@ -75,6 +78,7 @@ def send(run_dir: Path, plan: Plan, site: Site, name: str, step: int) -> tuple[s
         if done.code:
             said = sentence(done.stderr) or f"exit code {done.code}"
             raise DataError(f"the checkpoint did not arrive as it was: {said}", where=f"{site.name}:{at}/{below}")
+        before()
 
     there_now = files.exists(site, [at, f"{at}/submitting"])
     if there_now == {at}:

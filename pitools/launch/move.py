@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -43,7 +44,7 @@ from pitools.slurm.states import UNKNOWN, is_finished
 STOP_S = 600.0
 _REPEAT_S, _LOOK_S = 30.0, 0.1
 _ASK_S, _ASK_LAST_S = 10.0, 0.5  # a controller is asked seldom, until the job itself says that it is over
-_FILE, _BEING = "move.json", "it is being moved to"
+_FILE = "move.json"
 
 
 class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
@@ -87,10 +88,10 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
                 far.send(staged, other)
         folder.write(run_dir / _FILE, mine, durable=True)
         try:
-            _hold(run_dir, mine)
+            stopped = _hold(run_dir, mine)
             mine = _stop(run_dir, site, mine, stop_s)
             step = checking.newest_good(run_dir / "checkpoints") or 0
-            made = _begin(run_dir, plan, other, mine, step, is_far)
+            made = _begin(run_dir, plan, other, mine, step, is_far, lambda: _require(run_dir, stopped))
         except Unanswered as error:
             hint = f"it is stopped here until that is known: pit launch move {run_dir.name} --site {other.name}"
             raise Unanswered(error.what, where=error.where, hint=hint) from error
@@ -98,7 +99,7 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
             if _is_not_there(plan, other, mine, is_far, error):
                 _take_back(run_dir, site, mine)
             raise
-        _conclude(run_dir, f"moved to {other.name} as {mine.to}, with {step} steps")
+        _conclude(run_dir, made, stopped)
         return made
 
 
@@ -118,10 +119,10 @@ def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
     return before
 
 
-def _hold(run_dir: Path, mine: Move) -> None:
-    """From here on nobody continues the run: neither its own job, nor Slurm, nor cron."""
+def _hold(run_dir: Path, mine: Move) -> Verdict:
+    """From here on nobody continues the run, neither its own job, nor Slurm, nor cron; returns what says so."""
     with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
-        settling.conclude(run_dir, "stopped", "cancelled", f"{_BEING} {mine.site} as {mine.to}")
+        return settling.conclude(run_dir, "stopped", "cancelled", f"{settling.BEING_MOVED} {mine.site} as {mine.to}")
 
 
 def _stop(run_dir: Path, site: Site, mine: Move, stop_s: float) -> Move:
@@ -192,16 +193,27 @@ def _ask(site: Site, ref: folder.JobRef, state: str) -> None:
         call(client(site).reach, ["scancel", "--signal=USR2", ref.job_id], env={})
 
 
-def _begin(run_dir: Path, plan: Plan, other: Site, mine: Move, step: int, is_far: bool) -> Moved:
-    """Start the run there, or find that it was started before. Raises as `move`."""
+def _begin(
+    run_dir: Path, plan: Plan, other: Site, mine: Move, step: int, is_far: bool, require: Callable[[], None]
+) -> Moved:  # fmt: skip
+    """Start the run there, or find that it was started before. Raises as `move`.
+
+    require: raises what keeps it from being started; asked again when all is there.
+    """
+    require()
     if is_far:
-        job_id, at = carried.send(run_dir, plan, other, mine.to, step)
+        job_id, at = carried.send(run_dir, plan, other, mine.to, step, before=require)
     else:
         new = Path(plan.runs) / mine.to
         if new.exists():
             job_id = resume(new, other).job_id
         else:
-            submit.run(plan, other, run_id=mine.to, seed=lambda at: carried.copy(run_dir, step, at, mine.to))
+
+            def seed(at: Path) -> None:
+                carried.copy(run_dir, step, at, mine.to)
+                require()
+
+            submit.run(plan, other, run_id=mine.to, seed=seed)
             ref = folder.read(new / "job.json", folder.JobRef)
             job_id = ref.job_id if ref else ""
             folder.note(new, "moved-here", run=run_dir.name, site=plan.site, step=step)
@@ -223,13 +235,22 @@ def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: Base
         return isinstance(error, PitError)
 
 
-def _conclude(run_dir: Path, reason: str) -> None:
-    made = Verdict(
+def _conclude(run_dir: Path, made: Moved, stopped: Verdict) -> None:
+    reason = f"moved to {made.site} as {made.to}, with {made.step} steps"
+    said = Verdict(
         state="stopped", kind="cancelled", reason=reason, t=clock.now(), attempts=len(folder.attempts(run_dir))
     )  # fmt: skip
     with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
-        folder.write(run_dir / "verdict.json", made, durable=True)
+        hint = f"it had been submitted there by then: pit launch cancel {made.to} --site {made.site}"
+        _require(run_dir, stopped, hint)
+        folder.write(run_dir / "verdict.json", said, durable=True)
     folder.note(run_dir, "moved", reason=reason)
+
+
+def _require(run_dir: Path, stopped: Verdict, hint: str = "") -> None:
+    """Raise ClusterError where somebody has cancelled the run since it was stopped."""
+    if settling.verdict(run_dir) != stopped:
+        raise ClusterError("the run was cancelled while it was being moved", where=str(run_dir), hint=hint)
 
 
 def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
@@ -237,7 +258,7 @@ def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
     with contextlib.suppress(PitError, OSError):
         mine = folder.read(run_dir / _FILE, Move) or mine
         given = settling.verdict(run_dir)
-        if given is None or not given.reason.startswith(_BEING):
+        if given is None or not given.reason.startswith(settling.BEING_MOVED):
             (run_dir / _FILE).unlink(missing_ok=True)
             return
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):

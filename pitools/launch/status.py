@@ -15,7 +15,7 @@ from pitools.core import clock
 from pitools.core.errors import ConfigError, PitError, TryLater
 from pitools.launch import jobs, local, once, polling
 from pitools.launch.plan import Plan
-from pitools.launch.recover import asking, evidence, settling, times
+from pitools.launch.recover import asking, evidence, putback, settling, times
 from pitools.launch.recover.resume import Resumed, resume
 from pitools.launch.recover.settling import plan_of
 from pitools.run import folder, steps
@@ -215,9 +215,9 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
             shown = run.steps
         if run.is_over:
             return run
-        if run.state == "PENDING" and run.attempts and time.monotonic() - looked_at > _HELD_BACK_S:
+        if may_be_held_back(run, site) and time.monotonic() - looked_at > _HELD_BACK_S:
             looked_at = time.monotonic()
-            continued(run_dir, site)  # Slurm has put it back, and may hold it
+            continued(run_dir, site)
         if is_finished(run.state) or watch.lost:
             done = continued(run_dir, site)
             if done and done.action in ("over", "done", "stop"):
@@ -228,6 +228,14 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
                 return run
             time.sleep(_LOST_PAUSE_S if watch.lost and site.scheduler == "slurm" else _BETWEEN_S)
         time.sleep(0.5)
+
+
+def may_be_held_back(run: folder.Run, site: Site) -> bool:
+    """Whether Slurm may have put the run's job back and hold it, which `resume` asks it about. Asks nobody."""
+    if run.state != "PENDING" or not run.attempts:
+        return False
+    ref = settling.read(Path(run.run_dir) / "job.json", folder.JobRef)
+    return ref is not None and putback.may_be(Path(run.run_dir), ref, site)
 
 
 def continued(run_dir: Path, site: Site) -> Resumed | None:
@@ -253,13 +261,15 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
     given = settling.verdict(run_dir)
     if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
         return given
+    if given and given.reason.startswith(settling.BEING_MOVED) and settling.cancelled_on_the_way(run_dir):
+        given = None
     job = jobs.newest(run_dir)
     if job is None and not jobs.numbers(run_dir):
         # It may have lost its word of them: Slurm calls them by the run's name.
         hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
     if given is None and show(run_dir, site, ask=False).state != "COMPLETED":
-        settling.conclude(run_dir, "stopped", "cancelled", "it was cancelled by `pit launch cancel`")
+        settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
     if site.scheduler == "none":
         if job:
             local.cancel(job)

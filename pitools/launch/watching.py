@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pitools.core.errors import PitError, TryLater
 from pitools.launch import status
+from pitools.launch.recover.lock import is_own
 from pitools.run import folder
 from pitools.run.folder import Run
 from pitools.site.model import Site
@@ -40,18 +41,18 @@ def rounds(
         if all(run.is_over for run in found):
             return
         for run in found:
-            if _is_due(run, tried):
+            if _is_due(run, site, tried):
                 tried[run.run_id] = time.monotonic()
                 _continue(Path(run.run_dir), site, tell)
         time.sleep(every_s)
 
 
-def _is_due(run: Run, tried: dict[str, float]) -> bool:
+def _is_due(run: Run, site: Site, tried: dict[str, float]) -> bool:
+    if run.is_over or time.monotonic() - tried.get(run.run_id, -_AGAIN_S) < _AGAIN_S:
+        return False
     # A job that Slurm has forgotten is looked at as well: `resume` knows when that means something.
     ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
-    # Nor is one waited for that Slurm has put back, and may hold: `resume` asks it why.
-    ended = ended or (run.state == "PENDING" and run.attempts > 0)
-    return not run.is_over and ended and time.monotonic() - tried.get(run.run_id, -_AGAIN_S) >= _AGAIN_S
+    return (ended or status.may_be_held_back(run, site)) and is_own(Path(run.run_dir))
 
 
 def _continue(run_dir: Path, site: Site, tell: Callable[[str], None]) -> None:

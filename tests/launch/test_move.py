@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pitools.checkpoint import find, owner, verify
-from pitools.core.errors import ConfigError, DataError, NoSpace, PitError, TryLater, UsageError
-from pitools.launch import carried, local, submit
+from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, TryLater, UsageError
+from pitools.launch import carried, local, status, submit
 from pitools.launch import move as moving
 from pitools.launch import plan as planning
 from pitools.launch.recover import settling
@@ -155,6 +155,26 @@ def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch,
         assert int((run_dir / "attempts" / "1" / "began").read_text()) > 0
     finally:
         end(run_dir)
+
+
+def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cancels a run that is being moved means the run: it begins nowhere, and stays where it was."""
+    run_dir = sites.start()
+    true_copy = carried.copy
+
+    def copy(source: Path, step: int, to: Path, run: str) -> None:
+        true_copy(source, step, to, run)
+        assert status.cancel(run_dir, sites.here) is None
+
+    monkeypatch.setattr(carried, "copy", copy)
+    with pytest.raises(ClusterError, match="was cancelled while it was being moved"):
+        moving.move(run_dir, sites.here, sites.there)
+    assert list((sites.root / "there" / "runs").glob("t-*")) == []
+    verdict = settling.verdict(run_dir)
+    assert verdict is not None
+    assert verdict.reason == settling.CANCELLED
+    assert not (run_dir / "move.json").exists()
+    assert not lives(run_dir)
 
 
 def refuse_once(start: Callable[[Path, Site], folder.JobRef]) -> Callable[[Path, Site], folder.JobRef]:

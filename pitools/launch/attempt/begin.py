@@ -40,16 +40,16 @@ def begin(job: Job, *, ends: str = "") -> Path:
         if before:
             _judge(job, before[-1])
     made = make(job)
-    if job.mode == "run" and (why := fence.overtaken(job)):
-        # Whoever follows a job up takes its leave first, and then looks for attempts: one of the two sees the other.
-        shutil.rmtree(made)
-        raise NoBeginning(leave.NO_LEAVE, why)
     start = records.Start(
         attempt=made.name, job=job.number, job_id=job.job_id, cluster=job.cluster, restart=job.restart,
         node_list=job.node_list, nodes=job.nodes, started=clock.now(),
         ends=ends or _ends(job, before, os.environ), progress=progress(job.run_dir),
     )  # fmt: skip
     folder.write(made / "start.json", start)
+    if job.mode == "run" and (why := fence.overtaken(job)):
+        # Whoever follows a job up takes its leave first, and then looks for starts: one of the two sees the other.
+        shutil.rmtree(made)
+        raise NoBeginning(leave.NO_LEAVE, why)
     if job.mode != "none":
         folder.note(job.run_dir, "attempt", attempt=made.name, job_id=job.job_id, nodes=job.node_list)
     _share_pickle(job)

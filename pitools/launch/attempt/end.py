@@ -69,11 +69,13 @@ def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float)
         asked = time.monotonic()
         up = patient.until_slurm_answers(left)
         if up and (time.monotonic() - asked > _AWAY_S or attend.gave_up(attempt)):
-            patient.until_steps_begin(attempt, job.job_id, job.nodes)
+            patience_s = patient.STEPS_S if left is None else min(patient.STEPS_S, max(0.0, left))
+            patient.until_steps_begin(attempt, job.job_id, job.nodes, patience_s)
         # Where there is a grace time the ranks are told at its beginning, and this script at its end.
         early = told = follow.making_room(job, start.started) if code in codes.STOPPED and start else None
         ending = early is not None
-    decided = follow.judged(job, attempt, told=told, left_s=0.0 if ending else left, early=early is not None)
+    left = 0.0 if ending else left_s(start)  # anew: a controller may have been waited for
+    decided = follow.judged(job, attempt, told=told, left_s=left, early=early is not None)
     if decided.action == "again" and not ending and len(folder.attempts(job.run_dir)) < _TURNS:
         print(f"pit: attempt {attempt.name}: {decided.reason}: again", file=sys.stderr)
         time.sleep(max(0.0, decided.wait_s - waited_s))

@@ -24,7 +24,9 @@ _CONNECT_S = 3.0
 _ASK_S = 8.0
 _SLURMD = 6818
 _STATE = re.compile(r"NodeName=(?P<node>\S+) .*? State=(?P<state>\S+) .*? SlurmdStartTime=(?P<begun>\S+)")
-_LOST = re.compile(r"DOWN|NOT_RESPONDING|\*")
+# DOWN, DOWN*, IDLE+NOT_RESPONDING; not POWERED_DOWN or POWERING_DOWN, which is how an idle node of a cloud rests.
+_LOST = re.compile(r"\bDOWN\b|NOT_RESPONDING|\*")
+_RESTS = re.compile(r"^(?!DOWN).*POWER(ED_DOWN|ING_DOWN|ING_UP)")
 _NODE = re.compile(r"NodeName=(\S+).*? NodeAddr=(\S+)(?:.*? Port=(\d+))?")
 
 
@@ -73,11 +75,11 @@ def fallen(attempt: Path, start: Start, reach: Reach) -> list[Silent]:
     known = [match for match in map(_STATE.match, told.stdout.splitlines()) if match]
     found = [
         Silent(t=clock.now(), node=one["node"], address="", error=f"Slurm has lost it: {one['state']}")
-        for one in known if _LOST.search(one["state"])
+        for one in known if _LOST.search(one["state"]) and not _RESTS.match(one["state"])
     ]  # fmt: skip
     first = next(iter(hosts.expand(start.node_list)), "")
     begun = next((f"{one['begun']}.000Z" for one in known if one["node"] == first), "")
-    if not found and begun > start.started:
+    if not found and begun[:1].isdecimal() and begun > start.started:  # "None" of one that is powered off
         found = [Silent(t=begun, node=first, address="", error="its slurmd began anew, and the job's script was gone")]
     _keep(attempt, found)
     return found

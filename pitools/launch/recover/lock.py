@@ -26,8 +26,7 @@ def held(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     try:
         descriptor = open_shared(path)
     except PermissionError as error:
-        hint = "only they can do this; anybody who may read it can use `pit launch show`, `why` and `logs`"
-        raise ClusterError(f"{what} is {_owner(path.parent)}'s", where=str(path.parent), hint=hint) from error
+        raise others(path.parent, what) from error
     except OSError as error:
         raise os_error(error, path) from error
     try:
@@ -75,6 +74,17 @@ def taken(descriptor: int, path: Path, *, wait_s: float = 0.0) -> bool:
             if error.errno in NO_LOCKS:
                 return True
             raise os_error(error, path) from error
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder is this user's: what it says to start would be started as this user. Raises OSError."""
+    return folder.stat().st_uid == os.geteuid()
+
+
+def others(folder: Path, what: str) -> ClusterError:
+    """The error that something is another user's."""
+    hint = "only they can do this; anybody who may read it can use `pit launch show`, `why` and `logs`"
+    return ClusterError(f"{what} is {_owner(folder)}'s", where=str(folder), hint=hint)
 
 
 def _owner(path: Path) -> str:

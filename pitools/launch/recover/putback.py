@@ -37,10 +37,22 @@ def told(run_dir: Path, ref: folder.JobRef, site: Site) -> Accounting | None:
         return None
     if found[0].reason != _HELD:
         if found[0].reason not in ("", "None"):  # it has its place in the queue: that is not given away
-            _mark(run_dir, ref, last).touch()
+            leave_it(run_dir, ref)
         return None
-    ended = [one for one in client(site).accounting([ref.job_id]) if one.raw_id == ref.job_id and one.end]
-    return ended[-1] if ended and ended[-1].state == "NODE_FAIL" else None
+    # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.
+    ended = [one for one in client(site).accounting([ref.job_id])
+             if one.raw_id == ref.job_id and one.end[:19] >= last.started[:19]]  # fmt: skip
+    if ended and ended[-1].state == "NODE_FAIL":
+        return ended[-1]
+    if ended:
+        leave_it(run_dir, ref)
+    return None
+
+
+def leave_it(run_dir: Path, ref: folder.JobRef) -> None:
+    """Ask no more of a job that waits: it begins when Slurm lets it."""
+    if last := _last(run_dir, ref):
+        _mark(run_dir, ref, last).touch()
 
 
 def _last(run_dir: Path, ref: folder.JobRef) -> Start | None:

@@ -18,7 +18,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.core.record import Record
 from pitools.launch import jobs, leave, local
 from pitools.launch.recover import asking, judging, policy, putback, settling
-from pitools.launch.recover.lock import held
+from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
 from pitools.run import folder
 from pitools.run.attempt import Cause, Decision, Kind, Start
@@ -97,6 +97,8 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
 def _check(run_dir: Path, site: Site) -> None:
     if not run_dir.is_dir():
         raise UsageError(f'no run "{run_dir}"', hint="see: pit launch list")
+    if not is_own(run_dir):
+        raise others(run_dir, f"run {run_dir.name}")
     plan = settling.plan_of(run_dir)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
@@ -183,11 +185,16 @@ def _left(run_dir: Path, state: str) -> Resumed:
 def _past(run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting) -> Resumed:
     """Go on without waiting for a job that Slurm holds back: a fresh one has the run, and this one is withdrawn."""
     try:
-        done = _go_on(run_dir, site, ref, told, told.state, force=False)
-    except PitError:
-        if max(jobs.numbers(run_dir), default=0) <= ref.number:  # refused, a limit perhaps: then this one goes on
-            settling.give_leave(run_dir, ref)
-        raise
+        # At once or not at all: meanwhile the held one has no leave, and its time may come.
+        done = _go_on(run_dir, site, ref, told, told.state, force=False, patience_s=0.0)
+    except PitError as error:
+        if max(jobs.numbers(run_dir), default=0) > ref.number:
+            raise
+        settling.give_leave(run_dir, ref)  # refused, a limit perhaps: then this one goes on
+        if not isinstance(error, ClusterError):
+            raise
+        putback.leave_it(run_dir, ref)
+        return _said(run_dir, "left", f"Slurm holds its job back, and takes no other: {error.what}")
     if done.action == "resubmit":  # should it begin first, it finds that it has no leave
         with contextlib.suppress(PitError):
             asking.withdraw(site, ref.job_id)
@@ -195,7 +202,8 @@ def _past(run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting) -> Re
 
 
 def _go_on(
-    run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting | None, state: str, force: bool
+    run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting | None, state: str, force: bool,
+    patience_s: float = settling.PATIENCE_S,
 ) -> Resumed:  # fmt: skip
     last = _last_of(run_dir, ref)
     if site.scheduler == "none" and last and (alive := asking.survivors(last)):
@@ -216,7 +224,8 @@ def _go_on(
         decided = replace(decided, action="stop", reason=f"{cause.reason}; to go on: pit launch resume --force")
     if force and decided.action != "resubmit":
         decided = replace(decided, action="resubmit", reason=f"asked to go on; {decided.reason}")
-    decided = settling.act(run_dir, plan, site, cause, decided, in_job=False, after=ref)
+    decided = settling.act(run_dir, plan, site, cause, decided, in_job=False, after=ref,
+                           patience_s=patience_s)  # fmt: skip
     return _said(run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind,
                  exclude=decided.exclude)  # fmt: skip
 

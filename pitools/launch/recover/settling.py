@@ -29,8 +29,10 @@ from pitools.site.connect import client
 from pitools.site.model import Reach, Site
 
 LOCK = ".lock"
+BEING_MOVED = "it is being moved to"
+CANCELLED = "it was cancelled by `pit launch cancel`"
 _LOCK_WAIT_S = 20.0
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 
 
 def settle(run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision) -> Decision:
@@ -65,11 +67,13 @@ def _job_of(run_dir: Path, cause: Cause) -> folder.JobRef | None:
 
 
 def act(
-    run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision, *, in_job: bool, after: folder.JobRef | None
-) -> Decision:
+    run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision, *, in_job: bool,
+    after: folder.JobRef | None, patience_s: float = PATIENCE_S,
+) -> Decision:  # fmt: skip
     """The same for a caller that has the run's lock.
 
     in_job: on a node, so that Slurm is called from there. after: the job that this is about, to be followed.
+    patience_s: with a Slurm that is busy.
     Raises TryLater where that has begun another attempt meanwhile.
     """
     if given := verdict(run_dir):
@@ -83,7 +87,9 @@ def act(
         state = "finished" if decided.action == "done" else "stopped"
         conclude(run_dir, state, decided.kind, decided.reason, cause.exit_code)
     elif decided.action == "resubmit":
-        _next_job(run_dir, plan, as_seen_here(site) if in_job else site, in_job, cause, decided, after)
+        if in_job:  # a job that dies has little time; what it begins and cannot end, `tick` does
+            site, patience_s = as_seen_here(site), min(patience_s, site.recover.grace_s / 2)
+        _next_job(run_dir, plan, site, in_job, cause, decided, after, patience_s)
     return decided
 
 
@@ -99,8 +105,9 @@ def _write_down(run_dir: Path, site: Site, cause: Cause, decided: Decision) -> N
 
 
 def _next_job(
-    run_dir: Path, plan: Plan, site: Site, in_job: bool, cause: Cause, decided: Decision, old: folder.JobRef | None
-) -> None:
+    run_dir: Path, plan: Plan, site: Site, in_job: bool, cause: Cause, decided: Decision, old: folder.JobRef | None,
+    patience_s: float,
+) -> None:  # fmt: skip
     if site.scheduler == "none":
         job = local.start(run_dir, site)
         folder.write(run_dir / "job.json", job)
@@ -110,8 +117,6 @@ def _next_job(
     if in_job and site.recover.chain == "requeue" and old and not decided.exclude and _requeued(site, old.job_id):
         folder.note(run_dir, "requeued", job_id=old.job_id)
         return
-    # A job that dies has little time; what it begins and cannot end, `tick` does.
-    patience_s = min(_PATIENCE_S, site.recover.grace_s / 2) if in_job else _PATIENCE_S
     if old and not in_job:
         _take_leave(run_dir, old, cause)
     # By its number: whoever comes to the same decision elsewhere, where no lock keeps us apart, sends the same job.
@@ -162,7 +167,7 @@ def _no_leave(at: Path, word: str = leave.NO) -> None:
 
 def send(
     run_dir: Path, plan: Plan, site: Site, *, number: int | None = None, wait_s: float = 0.0,
-    patience_s: float | None = _PATIENCE_S, args: Sequence[str] = (),
+    patience_s: float | None = PATIENCE_S, args: Sequence[str] = (),
 ) -> folder.JobRef:  # fmt: skip
     """Submit the run's next job, exactly once, or finish the submission that was begun. Raises what `once` raises.
 
@@ -220,6 +225,16 @@ def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int 
 def verdict(run_dir: Path) -> Verdict | None:
     """The run's verdict; None while it is to go on. Raises DataError for a file that is none."""
     return folder.read(run_dir / "verdict.json", Verdict)
+
+
+def cancelled_on_the_way(run_dir: Path) -> bool:
+    """Of a run that is being moved: say that a person has cancelled it, which whoever moves it finds; else False."""
+    with held(run_dir / LOCK, f"run {run_dir.name}", wait_s=_LOCK_WAIT_S):
+        given = verdict(run_dir)
+        if given is None or not given.reason.startswith(BEING_MOVED):
+            return False
+        folder.write(run_dir / "verdict.json", replace(given, reason=CANCELLED, t=clock.now()), durable=True)
+    return True
 
 
 def reopen(run_dir: Path) -> Verdict | None:

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pitools.core.errors import DataError, PitError, TryLater
+from pitools.core.files import os_error
 from pitools.launch import jobs
 from pitools.launch.recover import asking, putback
-from pitools.launch.recover.lock import held
+from pitools.launch.recover.lock import held, is_own
 from pitools.launch.recover.resume import Resumed, resume, seen
 from pitools.launch.recover.settling import plan_of
 from pitools.run import folder
@@ -59,28 +60,28 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
     known = asking.states(site, [ref for ref in refs.values() if ref])
     for path, ref in refs.items():
         state = known.get(ref.job_id, UNKNOWN) if ref else ""
-        if ref is None and not _is_due(path):
-            continue
-        held_back = ref is not None and state == "PENDING" and putback.may_be(path, ref, site)
-        if ref and not is_finished(state) and state != UNKNOWN and not held_back:
-            seen(path, ref)
-            continue
-        if time.monotonic() > until:
-            tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
-            return
         try:
+            if not _is_due(path, ref, state, site):
+                continue
+            if time.monotonic() > until:
+                tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
+                return
             done = resume(path, site, state=state)
         except PitError as error:
             tell(path, error)
+            continue
+        except OSError as error:  # an archived run, a stale file handle: it is no reason to leave the others
+            tell(path, os_error(error, path))
             continue
         if done.action not in ("left", "over"):
             yield done
 
 
 def open_runs(runs: Path, site: Site, tell: Tell) -> list[Path]:
-    """The runs of a site that have no verdict and may have further jobs, oldest first.
+    """This user's runs of a site that have no verdict and may have further jobs, oldest first.
 
-    Not a ticket of `pit place`, whose queue sees to it, nor a run of before there were verdicts.
+    Not a ticket of `pit place`, whose queue sees to it, nor a run of before there were verdicts; nor one of another
+    user of the same folder: Slurm was asked for this user's jobs, and the next job would be submitted as this user.
     """
     found = []
     for path in folder.runs(runs):
@@ -98,6 +99,8 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
     if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
         return False
     try:
+        if not is_own(run_dir):
+            return False
         with (run_dir / "events.jsonl").open("rb") as file:
             return b'"event":"created"' in file.readline(4096)
     except OSError:
@@ -110,7 +113,17 @@ def _is_begun(run_dir: Path) -> bool:
     return bool(known) and jobs.is_open(run_dir, known[-1])
 
 
-def _is_due(run_dir: Path) -> bool:
+def _is_due(run_dir: Path, ref: folder.JobRef | None, state: str, site: Site) -> bool:
+    """Whether a run is to be looked at closely: its job is over, unknown or perhaps held back, or nobody's any more."""
+    if ref is None:
+        return _is_nobodys(run_dir)
+    if is_finished(state) or state == UNKNOWN or (state == "PENDING" and putback.may_be(run_dir, ref, site)):
+        return True
+    seen(run_dir, ref)
+    return False
+
+
+def _is_nobodys(run_dir: Path) -> bool:
     """Whether a run without a job is nobody's any more: what was begun some time ago, or came to nothing."""
     known = jobs.numbers(run_dir)
     intent = folder.read(jobs.at(run_dir, known[-1]) / "intent.json", jobs.Intent) if known else None

@@ -188,14 +188,21 @@ def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("states", "begun", "lost"),
     [(("DOWN*", "IDLE"), "2020", ["n0"]), (("IDLE", "MIXED+NOT_RESPONDING"), "2030", ["n1"]),
-     (("IDLE", "IDLE"), "2030", ["n0"]), (("IDLE", "IDLE"), "2020", [])],
+     (("IDLE", "IDLE"), "2030", ["n0"]), (("IDLE", "IDLE"), "2020", []),
+     (("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN"), "2020", []),
+     (("DOWN+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP"), "2020", ["n0"]),
+     (("IDLE+CLOUD+POWERED_DOWN", "IDLE"), "None", [])],
 )  # fmt: skip
 def test_which_node_it_was_is_asked_of_slurm(
     attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], begun: str, lost: list[str]
 ) -> None:
-    """One that is down; else the job's first, whose slurmd began anew since; and none where nothing says so."""
+    """One that is down; else the job's first, whose slurmd began anew since; and none where nothing says so.
+
+    A cloud's node that rests is not lost.
+    """
+    since = begun if begun == "None" else f"{begun}-01-01T00:00:00"
     lines = [
-        f"NodeName=n{number} NodeAddr=10.0.0.1 State={state} Weight=1 SlurmdStartTime={begun}-01-01T00:00:00"
+        f"NodeName=n{number} NodeAddr=10.0.0.1 State={state} Weight=1 SlurmdStartTime={since}"
         for number, state in enumerate(states)
     ]
     (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from pitools.core import clock
 from pitools.core.errors import ClusterError, UsageError
 from pitools.launch import jobs, leave
-from pitools.launch.attempt import begin, codes, end, follow, notice, signals, where
+from pitools.launch.attempt import begin, codes, end, fence, follow, notice, signals, where
 from pitools.run import attempt as records
 from pitools.run import folder
 from pitools.site.model import Site
@@ -70,6 +73,48 @@ def test_a_run_that_is_over_is_not_begun(tmp_path: Path, state: str, code: int) 
         begin.begin(job(tmp_path, mode="run"), ends=ENDS)
     assert caught.value.code == code
     assert not folder.attempts(tmp_path)
+
+
+def test_one_of_two_sees_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose leave is taken while it begins has shown itself before it looks; it leaves no attempt behind."""
+    (tmp_path / "jobs" / "0").mkdir(parents=True)
+    real, shown = fence.overtaken, []
+
+    def taken_by_now(asks: where.Job) -> str:
+        shown.extend(path for path in folder.attempts(tmp_path) if (path / "start.json").exists())
+        os.replace(_link(tmp_path, leave.NO), tmp_path / "jobs" / "0" / leave.LINK)
+        return real(asks)
+
+    monkeypatch.setattr(fence, "overtaken", taken_by_now)
+    with pytest.raises(begin.NoBeginning) as caught:
+        begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    assert (caught.value.code, len(shown), folder.attempts(tmp_path)) == (codes.NO_LEAVE, 1, [])
+
+
+def _link(at: Path, word: str) -> Path:
+    (at / "link").symlink_to(word)
+    return at / "link"
+
+
+def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that came back with the last minute: another attempt would not fit into what is left."""
+    ends = clock.text(datetime.now(UTC) + timedelta(seconds=0.3))
+    made = begin.begin(job(tmp_path, mode="run"), ends=ends)
+    left: list[float] = []
+
+    def away(left_s: float) -> bool:
+        left.append(left_s)
+        time.sleep(0.4)
+        return False
+
+    def judged(*_: object, left_s: float, **__: object) -> records.Decision:
+        left.append(left_s)
+        return records.Decision(attempt="0", action="resubmit", kind="node", reason="")
+
+    monkeypatch.setattr(end.patient, "until_slurm_answers", away)
+    monkeypatch.setattr(end.follow, "judged", judged)
+    end.end(job(tmp_path, mode="run"), made, 9, in_slurm=True)
+    assert left[0] > 0 > left[1]
 
 
 def test_submitit_finds_its_callable_in_a_later_job(tmp_path: Path) -> None:

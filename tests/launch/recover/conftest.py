@@ -32,8 +32,9 @@ SITE = Site(name="s", partitions={"p": Partition(nodes=8)})
 class Cluster:
     """What Slurm knows. states: job id → word; queue: slurmctld's own, where it knows better than who asked before.
 
-    sent: the flags of every job that was submitted since. meanwhile: happens while one is. waits: why a job does that,
-    and how often it was put back; ended: how it had ended before; shown: who was asked for. nodes_text: of `scontrol`.
+    sent: the flags of every job that was submitted since; patience: with what. meanwhile: happens while one is. waits:
+    why a job does that, and how often it was put back; ended: how it had ended before, at `ended_at` ("": now); shown:
+    who was asked for. nodes_text: of `scontrol`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,9 @@ class Cluster:
         self.refuses: Exception | None = None
         self.ended: dict[str, str] = {}
         self.waits: dict[str, tuple[str, int]] = {}
+        self.ended_at = ""
         self.shown: list[str] = []
+        self.patience: list[float] = []
         self.nodes_text = ""
         self.reach = Reach()
 
@@ -56,7 +59,7 @@ class Cluster:
         return {job_id: self.states.get(job_id, UNKNOWN) for job_id in ids}
 
     def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[Accounting]:
-        ends = {one: clock.now() for one in self.ended} if attempts else {}
+        ends = {one: self.ended_at or clock.now() for one in self.ended} if attempts else {}
         known = self.states | self.ended if attempts else self.states
         return [
             Accounting(job_id=one, raw_id=one, state=known[one], end=ends.get(one, "")) for one in ids if one in known
@@ -83,6 +86,7 @@ class Cluster:
     def send(
         self, run_dir: Path, site: Site, *, args: Sequence[str] = (), number: int | None = None, patience_s: float = 0.0
     ) -> folder.JobRef:
+        self.patience.append(patience_s)
         if self.refuses:
             raise self.refuses
         if any("99" in word for word in args):
@@ -131,6 +135,7 @@ class Runs:
         folder.note(run_dir, "created", site="s")
         self.cluster.send(run_dir, SITE)
         self.cluster.sent.clear()
+        self.cluster.patience.clear()
         return run_dir
 
     def attempt(self, run_dir: Path, *, error: str = "", code: int | None = None, progress: int = 0) -> Path:

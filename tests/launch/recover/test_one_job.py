@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.core.errors import ClusterError, TryLater, Unreachable
-from pitools.launch import jobs, leave
+from pitools.launch import jobs, leave, status
 from pitools.launch.attempt import signals
 from pitools.launch.recover import asking, exclusions, policy, settling
 from pitools.launch.recover.resume import resume
@@ -260,19 +261,44 @@ def test_what_waits_for_another_reason_is_left(
     assert not (run_dir / "attempts" / "0" / "cause.json").exists()
 
 
-def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster) -> None:
-    """A job that has its place in the queue costs a tick no question of its own."""
-    run_dir = put_back(runs, cluster, "Priority")
+@pytest.mark.parametrize(("reason", "ended"), [("Priority", "NODE_FAIL"), ("BeginTime", "PREEMPTED")])
+def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster, reason: str, ended: str) -> None:
+    """A job that has its place in the queue, or that no node's failure put back, costs no question of its own."""
+    run_dir = put_back(runs, cluster, reason, ended)
+    looked_at = msgspec.structs.replace(status.show(run_dir, SITE), state="PENDING")
+    assert status.may_be_held_back(looked_at, SITE)
     assert resume(run_dir, SITE).action == "left"
     asked = len(cluster.shown)
     assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
     assert (asked, len(cluster.shown)) == (1, 1)
+    assert not status.may_be_held_back(looked_at, SITE)
 
 
 def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:
     """Where Slurm refuses a second job, the held one keeps its leave, and goes on when its time comes."""
     run_dir = put_back(runs, cluster)
     cluster.refuses = ClusterError("Job violates accounting/QOS policy")
-    with pytest.raises(ClusterError, match="policy"):
-        resume(run_dir, SITE)
+    said = resume(run_dir, SITE)
+    assert (said.action, "policy" in said.reason) == ("left", True)
     assert (leave.told(jobs.at(run_dir, 0)), cluster.cancelled) == ("run.100", [])
+    asked = len(cluster.shown)
+    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert len(cluster.shown) == asked
+
+
+def test_held_back_and_slurm_is_busy(runs: Runs, cluster: Cluster) -> None:
+    """The held job is without leave no longer than one try takes: its time may come meanwhile."""
+    run_dir = put_back(runs, cluster)
+    cluster.refuses = TryLater("slurmctld is busy")
+    with pytest.raises(TryLater):
+        resume(run_dir, SITE)
+    assert (leave.told(jobs.at(run_dir, 0)), cluster.patience) == ("run.100", [0.0])
+
+
+def test_an_end_of_an_earlier_start_says_nothing(runs: Runs, cluster: Cluster) -> None:
+    """Accounting that lags behind has the end before the last: it is asked again, and nothing is judged by that."""
+    run_dir = put_back(runs, cluster)
+    cluster.ended_at = "2026-01-01T00:00:00.000Z"
+    assert resume(run_dir, SITE).action == "left"
+    cluster.ended_at = ""
+    assert resume(run_dir, SITE).action == "resubmit"

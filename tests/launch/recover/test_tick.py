@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pitools.core.errors import Unreachable
+from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch import jobs, polling
 from pitools.launch.recover import settling, tick
 from pitools.launch.recover.lock import held
+from pitools.launch.recover.resume import resume
 from pitools.run import folder
 from pitools.site.model import Site
 
@@ -81,6 +82,28 @@ def test_one_broken_run_does_not_hide_the_others(runs: Runs, cluster: Cluster) -
     (runs.root / "t-2" / "script.sbatch").unlink()
     cluster.states["100"] = "NODE_FAIL"
     assert ticked(runs) == ({"t-3": "resubmit"}, ["t-1", "t-2"])
+
+
+def test_a_folder_that_cannot_be_written_does_not_hide_the_others(runs: Runs, cluster: Cluster) -> None:
+    """An archived run, or one whose file server is away: told like any other trouble."""
+    for name in ("t-1", "t-2"):
+        runs.attempt(runs.make(name))
+    del cluster.states["100"]
+    (runs.root / "t-1" / ".missed.100").symlink_to("/no/such/folder/mark")
+    assert ticked(runs) == ({}, ["t-1"])
+    assert (runs.root / "t-2" / ".missed.100").exists()
+
+
+def test_the_run_of_another_user(runs: Runs, cluster: Cluster) -> None:
+    """What it would submit would run as whoever ticks: it is passed over, and who asks for it by name is told."""
+    for name in ("t-1", "t-2"):
+        runs.attempt(runs.make(name))
+    cluster.states["100"] = "NODE_FAIL"
+    os.chown(runs.root / "t-1", os.geteuid() + 12345, -1)
+    assert ticked(runs) == ({"t-2": "resubmit"}, [])
+    with pytest.raises(ClusterError, match="run t-1 is somebody else's"):
+        resume(runs.root / "t-1", SITE)
+    assert len(cluster.sent) == 1
 
 
 def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
