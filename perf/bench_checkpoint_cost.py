@@ -22,7 +22,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +32,7 @@ from bench import Case, compare, in_turn, report
 from stage_sets import arguments, say, workspace
 
 from pitools.checkpoint.guard import Guard
+from pitools.checkpoint.threads import Threads
 
 ARRAYS, MEBIBYTES = 16, 256
 REACH = 0.9  # at most a tenth more
@@ -78,10 +78,10 @@ def own_part(adapter: Any, clock: Clock, save: Callable[[], None]) -> Callable[[
     return instead
 
 
-def waits(clock: Clock) -> type[ThreadPoolExecutor]:
+def waits(clock: Clock) -> type[Threads]:
     """A pool that notes how long its digests are waited for."""
 
-    class Noted(ThreadPoolExecutor):
+    class Noted(Threads):
         def submit(self, *args: Any, **more: Any) -> Any:
             future = super().submit(*args, **more)
             result = future.result
@@ -140,7 +140,7 @@ def of_torch(home: Path, mebibytes: int, clock: Clock) -> Saves:
     from pitools.checkpoint import dcp_files
     from pitools.checkpoint.dcp import Dcp
 
-    dcp_files.ThreadPoolExecutor = waits(clock)  # type: ignore[misc,attr-defined]
+    dcp_files.Threads = waits(clock)  # type: ignore[misc,attr-defined]
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
     adapter = Dcp()
     guard, steps, numbers = Guard(home / "ours", adapter, keep_last=99), itertools.count(1), itertools.count(1)

@@ -70,6 +70,11 @@ class Barrier:
             return value
         return self._from_rank_0(name, "told")
 
+    @property
+    def witness(self) -> int | None:
+        """The first rank on another node than rank 0's; None where there is none, or the nodes are not known."""
+        return next((rank for rank, node in enumerate(self._nodes) if node != self._nodes[0]), None)
+
     def _words(self, name: str, mine: str) -> list[str]:
         """What each rank put; "" of those that did not come in time."""
         until = time.monotonic() + self.timeout_s

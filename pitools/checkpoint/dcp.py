@@ -9,31 +9,37 @@ from __future__ import annotations
 
 import base64
 import io
+import pathlib
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from pitools.checkpoint.adapter import Digests
 from pitools.checkpoint.dcp_files import Files
 from pitools.checkpoint.meeting import Meeting
-from pitools.core.errors import DataError
+from pitools.core.errors import ConfigError, DataError
 
 # Who describes what is stored: torch's own classes, and what their fields are.
 _MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "torch.distributed.tensor.")
-_NAMES = {("collections", "ChainMap"), ("collections", "OrderedDict"), ("torch", "Size"), ("pathlib", "PosixPath")}
+_NAMES = {("collections", "ChainMap"), ("collections", "OrderedDict"), ("torch", "Size")}
 _NAMES |= {
     ("builtins", "set"),
     ("builtins", "frozenset"),
     ("builtins", "slice"),
     ("torch.serialization", "_get_layout"),
 }
+# Python 3.13's name is another than that of those before and after.
+_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+# What needs no try whether it would be loaded again, by itself, in lists and in tuples.
+_PLAIN = {int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter}
 _WRITER = re.compile(r"__(\d+)_\d+\.distcp$")
 
 
@@ -59,7 +65,11 @@ class Dcp:
         return {str(name): _described(value) for name, value in planner.state_dict.items()}
 
     def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests]:
-        """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread."""
+        """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread.
+
+        Raises ConfigError for what could be written and not be loaded.
+        """
+        _require_loadable(state)
         staged = self._stager.stage(state)
         return lambda meet: self._write(staged, payload.result(), meet)
 
@@ -104,7 +114,7 @@ class Dcp:
     def _write(self, staged: Any, payload: Path, meet: Meeting) -> Digests:
         lead = self._rank == 0
         # Its files are synced as they are closed, once all bytes are theirs; its own sync comes before the last.
-        planner, writer = DefaultSavePlanner(), FileSystemWriter(payload, sync_files=False, overwrite=False)
+        planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
         writer.fs = files = Files()
         planner.set_up_planner(staged, writer.storage_meta(), lead)
         writer.set_up_storage_writer(lead)
@@ -126,10 +136,18 @@ class Dcp:
         return files.digests
 
 
+class _Writer(FileSystemWriter):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    def storage_meta(self) -> Any:
+        # As text: a path is pickled as a class whose name depends on the version of Python.
+        return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
+
+
 class _Unpickler(pickle.Unpickler):
     """Of descriptions only: a pickle can name any function, and a checkpoint or a message is not to be trusted so."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _PATHS:
+            return pathlib.PosixPath
         found = super().find_class(module, name)
         kind = isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES)
         if kind or isinstance(found, (torch.dtype, torch.layout, torch.memory_format)) or (module, name) in _NAMES:
@@ -148,6 +166,34 @@ class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
         super().load_bytes(read_item, plain)
+
+
+def _require_loadable(value: Any, name: str = "") -> None:
+    """See that the leaves of a state that are no tensors come back, before the first of them is saved."""
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return
+    parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None
+    if type(value) in (list, tuple):
+        parts = dict(enumerate(value))
+    if parts is not None and {*map(type, parts.values())} <= _PLAIN:  # soon done: a state has thousands of leaves
+        return
+    if parts is None or isinstance(value, tuple):  # torch takes a tuple as one leaf
+        _require_comes_back(value, name)
+        return
+    for key, part in parts.items():
+        _require_loadable(part, f"{name}.{key}" if name else str(key))
+
+
+def _require_comes_back(value: Any, name: str) -> None:
+    written = io.BytesIO()
+    try:
+        torch.save(value, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:
+        what = f'"{name}" is a {type(value).__module__}.{type(value).__qualname__}, which torch would not load again'
+        hint = "save a tensor (torch.from_numpy), a plain number (.item()), text, or lists and dicts of such"
+        raise ConfigError(what, where="the state to save", hint=hint) from error
 
 
 def _described(value: Any) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from pitools.checkpoint.hashing import Hashed
+from pitools.checkpoint.threads import Threads
 from pitools.store.digest import Hasher
 
 # Tensors come in blocks of their own size, descriptions in pieces of some bytes.
@@ -35,7 +35,7 @@ class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with ThreadPoolExecutor(1, "digest") as pool, Path(path).open("wb", buffering=_BUFFER) as file:
+        with Threads(1, "digest") as pool, Path(path).open("wb", buffering=_BUFFER) as file:
             written = _Written(file, pool)
             yield written
             written.close()
@@ -51,7 +51,7 @@ class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to
 class _Written:
     """What DCP takes for an open file. It cannot seek: bytes that come out of order would have no digest."""
 
-    def __init__(self, file: BinaryIO, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, file: BinaryIO, pool: Threads) -> None:
         self._file, self._pool, self._hasher, self._count = file, pool, Hasher(), 0
 
     def write(self, data: Any) -> int:

@@ -11,14 +11,14 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from pitools.checkpoint import find, layout, seal
+from pitools.checkpoint import find, layout, seal, unread, verify
 from pitools.checkpoint.hashing import default_threads
 from pitools.checkpoint.manifest import FileEntry, Manifest, load
+from pitools.checkpoint.threads import Threads
 from pitools.core.errors import DataError, NoSpace
 from pitools.core.files import os_error, plain_file, write_atomic
 from pitools.core.progress import Advance
@@ -43,7 +43,7 @@ def drain(
     """
     manifest = load(source)
     final = layout.step_path(folder, manifest.step)
-    if (there := find.whole_at(final)) and there.seal == manifest.seal:
+    if (there := find.whole_at(final)) and there.seal == manifest.seal and _reads(final):
         find.point(folder)  # the last thing that a copier does, which may have been killed before it
         return final
     place = layout.building(folder, manifest.step, token(manifest))
@@ -95,13 +95,10 @@ def send(
     try:
         for path in (place / layout.SHARES, *(place / folder for folder in _folders(source, manifest))):
             path.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(threads or default_threads(), "drain") as pool:
+        with Threads(threads or default_threads(), "drain") as pool:
             todo = [pool.submit(copier, number, rank, entry) for number, entry in enumerate(manifest.files)]
-            try:
-                for future in todo:
-                    future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            for future in todo:
+                future.result()
         share = seal.Share(rank=rank, files=manifest.files)
         write_atomic(place / layout.SHARES / f"{rank}.json", msgspec.json.encode(share), durable=False)
     except OSError as error:
@@ -139,6 +136,14 @@ class _Copier:
                 what = "it is not what its manifest says: not copied"
                 raise DataError(what, where=str(self._source / entry.path), hint="an older checkpoint may be whole")
             os.fsync(write.fileno())
+
+
+def _reads(final: Path) -> bool:
+    """Whether what stands there can be gone on from: one that a run could not read once is read again."""
+    if unread.is_marked(final) and verify.check(final):
+        return False
+    unread.clear(final)
+    return True
 
 
 def _clear(place: Path, manifest: Manifest) -> None:

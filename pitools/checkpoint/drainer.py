@@ -85,10 +85,10 @@ class Drainer:
 
     def _copy(self, step: int) -> None:
         drain.drain(layout.step_path(self._local, step), self._folder, threads=2, stopped=lambda: self._ended)
-        retain.prune(self._folder, *self._keep)
+        retain.tidy(self._folder, *self._keep)
         with self._change:
             waiting = self._waiting
-        retain.prune(self._local, self._keep_local, keep={waiting, step} | self._newer(step))
+        retain.tidy(self._local, self._keep_local, keep={waiting, step} | self._newer(step))
 
     def _newer(self, step: int) -> set[int]:
         return {other for other in find.whole(self._local) if other > step}

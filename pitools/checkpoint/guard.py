@@ -15,12 +15,10 @@ the training's own would come between:
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +29,7 @@ from pitools.checkpoint.adapter import Digests, as_ours
 from pitools.checkpoint.barrier import Get, Put
 from pitools.checkpoint.meeting import Meeting, introduce, together
 from pitools.checkpoint.near import Near, folder_near
-from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, NoSpace, Unreachable
 from pitools.core.files import os_error
 
 # How long a loop that failed waits for a save that is still being made: its peers may have died with it.
@@ -87,7 +85,7 @@ class Guard:
         self._saved = -1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._saves = 0
+        self._saves = self._opens = self._restores = 0
         self._place: Path | None = None
         self._ended = False
         self._held = contextlib.ExitStack()
@@ -96,15 +94,21 @@ class Guard:
         """The newest checkpoint whose every byte is as it was saved, in the structure of `like`; None where there is
         none. Bad ones that are newer are moved to `quarantine`. The generators are set to where they were.
 
-        Raises ConfigError naming the first difference where the checkpoints are of another model.
+        Waits for an unfinished save. Raises what was wrong with that, ConfigError naming the first difference where the
+        checkpoints are of another model.
         """
         self._open(like)
-        look = restoring.Look(self._barrier, self.folder, self._local, self._token)
+        self._restores += 1
+        name = f"{self._token}-r{self._restores}"
+        if self._saves:
+            with together(self._barrier, f"{name}/saved"):
+                self.wait()
+        look = restoring.Look(self._barrier, self.folder, self._local, name)
         with look.newest() as found:
             if found is None:
                 return None
             manifest, path = found
-            with together(self._barrier, f"loading step {manifest.step}, {self._token}"):
+            with together(self._barrier, f"loading step {manifest.step}, {name}"):
                 if manifest.format != self._adapter.format:
                     hint = "resume with the framework that wrote it, or give another checkpoint folder"
                     raise ConfigError(f'written by "{manifest.format}", not "{self._adapter.format}"', where=str(path),
@@ -199,9 +203,7 @@ class Guard:
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -222,12 +224,14 @@ class Guard:
             return
         table = self._adapter.describe(state)
         fingerprint = model.fingerprint(table)
-        with together(self._barrier, f"{self._token}/open"):
+        self._opens += 1
+        with together(self._barrier, f"{self._token}-{self._opens}/open"):
             if self._barrier.rank == 0:
                 self._claim(table, fingerprint)
         self._model = fingerprint
 
     def _claim(self, table: dict[str, str], fingerprint: str) -> None:
+        self._held.close()  # of a try that failed
         self._claim_one(self.folder, table, fingerprint)
         if self._local and self._near:
             try:
@@ -270,10 +274,7 @@ class Guard:
         if self._near and folder == self._local:
             self._near.submit(step)
             return []
-        try:
-            retain.prune(folder, *self._keep)
-        except PitError as error:  # what is saved is safe; the next save tries again
-            print(f"older checkpoints stay: {error}", file=sys.stderr, flush=True)
+        retain.tidy(folder, *self._keep)
         return []
 
     def _writer(self, path: str, world_size: int) -> int:

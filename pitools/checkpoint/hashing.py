@@ -6,12 +6,13 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
+from pitools.checkpoint.threads import Threads
 from pitools.core.files import plain_file
 from pitools.core.progress import Advance
 from pitools.store.digest import ALGORITHM, RANGE, of_ranges
@@ -40,7 +41,7 @@ def digests(
     sync: make each file's bytes survive power loss as well. A file that cannot be read is told, not raised.
     """
     reader = _Reader(root, advance, sync=sync)
-    with ThreadPoolExecutor(threads, "digest") as pool:
+    with Threads(threads, "digest") as pool:
         todo: list[tuple[str, list[Future[Hashed]]]] = []
         # Large ones first: of two threads none is left alone with the largest.
         for path, size in sorted(sizes.items(), key=lambda item: -item[1]):
@@ -50,11 +51,8 @@ def digests(
                 continue
             starts = range(0, size, RANGE) if size > RANGE else range(1)
             todo.append((path, [pool.submit(reader.range, path, size, start) for start in starts]))
-        try:
-            for path, ranges in todo:
-                yield path, _together([future.result() for future in ranges])
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for path, ranges in todo:
+            yield path, _together([future.result() for future in ranges])
 
 
 def _together(ranges: list[Hashed]) -> Hashed:

@@ -7,6 +7,7 @@ which is newer, and never for none: with no save after it its error is raised.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,20 +15,24 @@ from pathlib import Path
 from pitools.checkpoint import find, layout, retain
 from pitools.checkpoint.drainer import Drainer
 from pitools.core.errors import NoSpace, PitError
+from pitools.store.digest import of_bytes
 
 # To a checkpoint of the size of the last one.
 _ROOM = 1.1
 
 
 def folder_near(stage: Path | None, folder: Path, run: str, nodes: int, *, lead: bool) -> Path | None:
-    """Where on the node's own disk; None where none is wanted, or each of several nodes would have a part."""
+    """Where on the node's own disk: another place for each shared folder, whatever its name, for runs have the disk in
+    turns. None where none is wanted, or each of several nodes would have a part.
+    """
     if stage is None:
         return None
     if nodes > 1:
         if lead:
             _warn(f"{stage} is not used: {nodes} nodes have a disk each, and no whole checkpoint would be on any")
         return None
-    return Path(stage) / f"{run or 'run'}.{folder.absolute().name}"
+    whose = of_bytes(os.fsencode(os.path.realpath(folder))).rpartition(":")[2][:12]
+    return Path(stage) / f"{run or 'run'}.{folder.absolute().name}.{whose}"
 
 
 class Near:

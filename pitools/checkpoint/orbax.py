@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]
 
 from pitools.checkpoint.meeting import Meeting
+from pitools.checkpoint.threads import Threads
 from pitools.core.errors import DataError
 
 _WRITER = re.compile(r"(?:ocdbt\.|array_metadatas/)process_(\d+)(?:/|$)")
@@ -115,8 +116,8 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run_alone(coroutine)
-    with ThreadPoolExecutor(1, "orbax") as pool:  # in a notebook's own event loop
-        return pool.submit(_run_alone, coroutine).result()
+    with Threads(1, "orbax") as threads:  # in a notebook's own event loop
+        return threads.submit(_run_alone, coroutine).result()
 
 
 def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:

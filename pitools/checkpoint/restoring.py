@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pitools.checkpoint.manifest import Manifest, load
 from pitools.checkpoint.meeting import together
 from pitools.checkpoint.problem import Problem
 from pitools.core.errors import ClusterError, PitError
+from pitools.core.files import plain_file
 
 # What cannot be read now may be readable in a moment: a server that is started anew takes about so long.
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -76,40 +78,57 @@ class Look:
 
     def _is_good(self, path: Path) -> bool:
         """Whether it is; when not it has been moved aside, or is passed by."""
-        word, tries = "again", -1
+        rank, word, tries = self._barrier.rank, "again", -1
         while word == "again":
             tries += 1
-            found = verify.check(path, share=(self._barrier.rank, self._barrier.world_size))[:_MOST_TOLD]
-            told = self._barrier.gather(self._key(f"checking {path.name}"), msgspec.json.encode(found).decode())
+            found = self._told(f"checking {path.name}", verify.check(path, share=(rank, self._barrier.world_size)))
+            doubts = {problem.path for problems in found for problem in problems}
+            told = self._barrier.tell(self._key("the doubts"), _encoded(sorted(doubts)) if doubts else "")
+            if not told:
+                return True
+            # By rank 0, and by one on another node: who is wrong may be rank 0's.
+            looks = rank in (0, self._barrier.witness)
+            seen = _check_anew(path, msgspec.json.decode(told, type=list[str])) if looks else []
+            again = self._told(f"checking {path.name} again", seen)
             with together(self._barrier, self._key(f"judging {path.name}")):
-                word = self._judge(path, told, tries) if self._barrier.rank == 0 else ""
+                word = self._judge(path, found, again, tries) if rank == 0 else ""
             word = self._barrier.tell(self._key("the verdict"), word)
-        return word == "good"
+        return False
 
-    def _judge(self, path: Path, told: list[str], tries: int) -> str:
-        """Rank 0's word on what all ranks found. Only what it sees itself, and can read, is damage: a node with a stale
-        cache or a broken mount, or a server that is away, would else have a good checkpoint moved aside.
+    def _told(self, what: str, mine: list[Problem]) -> list[list[Problem]]:
+        """What every rank found, at rank 0."""
+        told = self._barrier.gather(self._key(what), _encoded(mine[:_MOST_TOLD]))
+        return [msgspec.json.decode(text, type=list[Problem]) for text in told]
+
+    def _judge(self, path: Path, found: list[list[Problem]], again: list[list[Problem]], tries: int) -> str:
+        """Rank 0's word on what all ranks found, and what it and a witness saw when they looked again.
+
+        Only what both see, and can read, is damage: a node with a stale cache, bad memory or a broken mount, or a
+        server that is away, would else have a good checkpoint moved aside.
         """
-        by_rank = [msgspec.json.decode(text, type=list[Problem]) for text in told]
-        if not any(by_rank):
-            return "good"
-        seen = verify.check(path, only={problem.path for found in by_rank for problem in found})
-        if damage := [problem for problem in seen if problem.problem != "unreadable"]:
+        witness = self._barrier.witness
+        damage, theirs = ([problem for problem in again[rank] if problem.problem != "unreadable"]
+                          for rank in (0, witness or 0))  # fmt: skip
+        if damage and theirs:
             aside = quarantine.put(path, damage)
             print(f"{path} is not what was saved ({damage[0].text()}): moved to {aside}", flush=True)
             return "bad"
         if tries < len(_PAUSES_S) and not self._away:  # those after the first have had their minute
             time.sleep(_PAUSES_S[tries])
             return "again"
-        rank, found = next((rank, found) for rank, found in enumerate(by_rank) if found)
-        if seen or all(problem.problem == "unreadable" for found in by_rank for problem in found):
-            hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
-            rank, found = (0, seen) if seen else (rank, found)
-            what = f"cannot be read by {self._barrier.named([rank])}: {found[0].text()}"
-            self._away[path] = ClusterError(what, where=str(path), hint=hint)
-            return "away"
-        what = f"{self._barrier.named([rank])} finds {found[0].text()}, and rank 0 finds it as it was saved"
-        raise ClusterError(what, where=str(path), hint="look at that node's mounts and memory; nothing was moved")
+        other = (witness or 0) if damage else 0  # who did not see it when it looked again
+        doubts = [(rank, problem) for rank, problems in enumerate(found) for problem in problems]
+        bad = [(0, problem) for problem in damage] or [one for one in doubts if one[1].problem != "unreadable"]
+        away = [(other, problem) for problem in again[other]]
+        rank, problem = (away or bad or doubts)[0]
+        if bad and not away:
+            names = self._barrier.named
+            what = f"{names([rank])} finds {problem.text()}, and {names([other])} finds it as it was saved"
+            raise ClusterError(what, where=str(path), hint="look at that node's mounts and memory; nothing was moved")
+        hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
+        what = f"cannot be read by {self._barrier.named([rank])}: {problem.text()}"
+        self._away[path] = ClusterError(what, where=str(path), hint=hint)
+        return "away"
 
     def _settle(self, step: int, path: Path) -> None:
         """Tell what was passed by for this one, and keep it from being taken for progress until it is read again."""
@@ -124,3 +143,15 @@ class Look:
     def _key(self, what: str) -> str:
         self._count += 1
         return f"{what}, {self._name} {self._count}"
+
+
+def _check_anew(path: Path, names: Collection[str]) -> list[Problem]:
+    """By the bytes of the disk or the server, where they can be had: not by those that this node keeps in memory."""
+    for name in names:
+        with suppress(OSError), plain_file(path / name) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return verify.check(path, only=names)
+
+
+def _encoded(what: Sequence[Problem | str]) -> str:
+    return msgspec.json.encode(what).decode()

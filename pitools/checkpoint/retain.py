@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
 from pitools.checkpoint import find, held, layout
-from pitools.core.errors import TryLater, UsageError
-from pitools.core.files import os_error, sync_dir
+from pitools.core.errors import PitError, TryLater, UsageError
+from pitools.core.files import sync_dir
 from pitools.core.record import Record
 
 KEEP_LAST = 3
+_STUCK = "cannot be removed: "
 
 
 class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
@@ -31,8 +33,8 @@ def prune(
 ) -> list[Pruned]:
     """Remove all but the newest `keep_last` whole checkpoints and those whose steps `keep_every` divides, oldest first.
 
-    keep: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`), and
-    what is damaged: that is for `quarantine`. Raises UsageError, ClusterError.
+    keep: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`), what
+    is damaged: that is for `quarantine`, and what cannot be removed. Raises UsageError, ClusterError.
     """
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
@@ -47,6 +49,16 @@ def prune(
         state = "kept" if reason else "would be removed" if dry_run else "removed"
         found.append(Pruned(step=step, state=state, reason=reason, path=str(path)))
     return found[::-1]
+
+
+def tidy(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = ()) -> None:
+    """As `prune`, after a save: what does not go is told and never raised, for what was saved is safe."""
+    try:
+        for stuck in prune(folder, keep_last, keep_every, keep=keep):
+            if stuck.reason.startswith(_STUCK):
+                _tell(f"{stuck.path} {stuck.reason}")
+    except PitError as error:
+        _tell(str(error))
 
 
 def sweep(folder: Path, *, keep: Collection[str] = (), sure: bool = False) -> list[Path]:
@@ -89,7 +101,11 @@ def _remove(path: Path) -> str:
             sync_dir(path.parent)
     except FileNotFoundError:
         return ""  # somebody else was faster
-    except OSError as error:
-        raise os_error(error, path) from error
+    except OSError as error:  # somebody else's, or write-protected: the others may go
+        return f"{_STUCK}{error.strerror}"
     layout.discard(aside)
     return ""
+
+
+def _tell(text: str) -> None:
+    print(f"older checkpoints stay: {text}", file=sys.stderr, flush=True)

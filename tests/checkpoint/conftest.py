@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pitools.checkpoint import layout, seal
+from pitools.core import proc
 
 RUN, MODEL = "pick-20261122-010203-abcdef", "xxh3_128:00"
 Save = Callable[..., Path]
@@ -32,6 +34,21 @@ def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1
     for rank in range(ranks):
         seal.digest_share(place, rank, ranks)
     return place
+
+
+@contextmanager
+def protected(step_dir: Path) -> Iterator[None]:
+    """Nobody who runs tests may change or remove this checkpoint; root is kept from it by a mount."""
+    if os.geteuid():
+        (step_dir / "manifest.json").chmod(0o444)
+        yield
+        return
+    for options in (["--bind", str(step_dir)], ["-o", "remount,bind,ro"]):
+        assert proc.run(["mount", *options, str(step_dir)], timeout_s=10).code == 0
+    try:
+        yield
+    finally:
+        assert proc.run(["umount", str(step_dir)], timeout_s=10).code == 0
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One rank of a small job that restores, checks what came, and saves: ranks.py jax|torch FOLDER STEP,STEP,… SECONDS."""
+"""A rank of a small job that restores, checks, saves, restores again: ranks.py jax|torch FOLDER STEP,STEP,… SECONDS."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def run(folder: Path, peers: Peers, steps: list[int], adapter: Any, state: Any, 
             now = state(step)
             guard.save(step, now, {"position": step}, {"lr": 0.5})
             spoil(now)
+        if steps:
+            again = guard.restore(state(0))
+            assert again
+            assert again.step == steps[-1], again.step
+            check(again.state, again.step)
 
 
 def jax_state(step: int) -> Any:

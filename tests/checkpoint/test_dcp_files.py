@@ -5,19 +5,21 @@ from __future__ import annotations
 import io
 import os
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="this framework is not installed")
 
-from pitools.checkpoint import hashing, layout, seal, verify  # noqa: E402
+from pitools.checkpoint import dcp, find, hashing, layout, seal, verify  # noqa: E402
 from pitools.checkpoint.dcp import Dcp  # noqa: E402
 from pitools.checkpoint.dcp_files import Files  # noqa: E402
 from pitools.checkpoint.guard import Guard  # noqa: E402
 from pitools.checkpoint.hashing import Hashed  # noqa: E402
-from pitools.core.errors import DataError  # noqa: E402
+from pitools.core.errors import ConfigError, DataError  # noqa: E402
 from pitools.store.digest import of_file  # noqa: E402
 
 
@@ -74,3 +76,53 @@ def test_a_file_that_changed_since_is_refused(folder: Path) -> None:
     known = {"payload/w": Hashed(4, "xxh3_128:" + "0" * 32)}
     with pytest.raises(DataError, match="it has 5 bytes, and 4 were written"):
         seal.digest_share(place, 0, 1, known=known)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_index_is_read_by_any_python(folder: Path) -> None:
+    """It holds no path, whose pickle names a class that 3.13 has elsewhere; an index with such a one is read as well.
+
+    torch's own load reads what is written.
+    """
+    with Guard(folder, Dcp()) as guard:
+        guard.save(1, {"w": torch.arange(3.0), "epoch": 2})
+    payload = folder / "step_1" / "payload"
+    assert b"pathlib" not in (payload / ".metadata").read_bytes()
+    for module in (b"pathlib", b"pathlib._local"):
+        assert dcp._unpickled(b"c" + module + b"\nPosixPath\n(V/a\ntR.") == Path("/a")
+    state = {"w": torch.zeros(3), "epoch": 0}
+    torch.distributed.checkpoint.load(state, checkpoint_id=payload, no_dist=True)
+    assert (state["w"].tolist(), state["epoch"]) == ([0.0, 1.0, 2.0], 2)
+
+
+@dataclass
+class Schedule:
+    """What torch pickles, and refuses to load."""
+
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [("n", np.float64(0.5)), ("n.a", {"a": np.zeros(3)}), ("n.1", [1, Schedule()]), ("n", (1, Schedule())),
+     ("n.0.a", [{"a": lambda: 0}])],
+)  # fmt: skip
+def test_what_would_not_be_loaded_is_not_saved(folder: Path, name: str, leaf: object) -> None:
+    """The first save says so, with the leaf's name, and not the first restore; the guard goes on without it."""
+    with Guard(folder, Dcp()) as guard:
+        with pytest.raises(ConfigError, match=f'"{name}" is a ') as caught:
+            guard.save(1, {"w": torch.zeros(2), "n": leaf})
+        assert ".item()" in str(caught.value.hint)
+        assert find.whole(folder) == []
+
+
+def test_plain_leaves_are_saved_and_loaded(folder: Path) -> None:
+    """Whatever torch reads again: numbers, text, what is made of them, and some of its own."""
+    leaves = {"a": [1, 2.5, None, "x", True], "b": ((1, 2), b"y"), "c": {"d": {1, 2}, "e": torch.float16}, "f": 2j}
+    with Guard(folder, Dcp()) as guard:
+        guard.save(1, {"w": torch.ones(2), **leaves})
+    like = {"a": [0], "b": (), "c": {"d": set(), "e": None}, "f": 0, "w": torch.zeros(2)}
+    with Guard(folder, Dcp()) as guard:
+        found = guard.restore(like)
+    assert found
+    assert {name: found.state[name] for name in leaves} == leaves

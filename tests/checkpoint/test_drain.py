@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pitools.checkpoint import drain, find, layout, retain, verify
+from pitools.checkpoint import drain, find, layout, retain, unread, verify
 from pitools.checkpoint.drainer import Drainer
 from pitools.checkpoint.manifest import load
 from pitools.core import proc
 from pitools.core.errors import ClusterError, DataError, Unreachable
-from tests.checkpoint.conftest import Save
+from tests.checkpoint.conftest import Save, protected
 from tests.checkpoint.kills import killed
 
 
@@ -174,3 +174,35 @@ def test_wait_is_bounded(folder: Path, save: Save, local: Path, monkeypatch: pyt
     with pytest.raises(Unreachable, match=r"not copied in 0\.1 s"):
         drainer.wait(0.1)
     drainer.close()
+
+
+def test_an_old_one_that_stays_does_not_fail_a_copy(folder: Path, save: Save, local: Path) -> None:
+    """What cannot be removed, here or there, hinders neither the copies nor who waits for them."""
+    for step, to in ((1, folder), (1, local), (2, folder), (2, local)):
+        save(step, to=to)
+    with protected(folder / "step_1"), protected(local / "step_1"):
+        drainer = Drainer(local, folder, keep_local=1, keep_last=1)
+        try:
+            save(3, to=local)
+            drainer.submit(3)
+            drainer.wait(20)
+        finally:
+            drainer.close()
+    assert find.whole(folder) == find.whole(local) == [3, 1]
+
+
+def test_what_could_not_be_read_is_read_or_copied_again(folder: Path, save: Save, local: Path) -> None:
+    """A shared copy that a run passed by counts as safe once it has been read; one that is damaged is made anew."""
+    made = drain.drain(save(8, to=local), folder)
+    inode = made.stat().st_ino
+    unread.mark(made, "it was away")
+    drain.drain(local / "step_8", folder)
+    assert made.stat().st_ino == inode
+    assert find.newest(folder) == 8
+    unread.mark(made, "it was away")
+    victim = made / "payload" / "d" / "0a"
+    victim.write_bytes(bytes(victim.stat().st_size))
+    drain.drain(local / "step_8", folder)
+    assert find.newest(folder) == 8
+    assert verify.check(made) == []
+    assert len(list((folder / "quarantine").iterdir())) == 1

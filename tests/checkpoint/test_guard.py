@@ -381,9 +381,62 @@ def test_what_a_killed_process_left_near_is_restored_and_drained(folder: Path, t
     """A near checkpoint that was not copied any more is the newest, and reaches the shared folder later."""
     near = tmp_path / "nvme"
     saved(folder, 1, stage=near, run="r")
-    saved(near / "r.checkpoints", 2, run="r")
+    (local,) = near.iterdir()
+    saved(local, 2, run="r")
     with Guard(folder, Files(), stage=near, run="r") as guard:
         found = guard.restore(state(0))
         assert found
         assert found.step == 2
     assert find.newest(folder) == 2
+
+
+def test_two_trainings_share_a_near_disk(tmp_path: Path) -> None:
+    """By hand neither has a name, and both folders are called the same: each goes on from its own."""
+    near, one, other = tmp_path / "nvme", tmp_path / "lr1" / "checkpoints", tmp_path / "lr2" / "checkpoints"
+    saved(one, 1, 2, stage=near)
+    assert restored(other, stage=near) is None
+    saved(other, 1, stage=near)
+    assert restored(one, stage=near).step == 2  # type: ignore[union-attr]
+
+
+def test_a_second_restore_finds_what_was_saved_since(folder: Path) -> None:
+    """At every rank, also while the last save goes on, and after one that was refused."""
+
+    def work(rank: int, options: dict[str, Any]) -> list[int]:
+        slow = lambda name: name == "w" and time.sleep(0.1)  # noqa: E731
+        with Guard(folder, Files(rank, slow), **options) as guard:  # type: ignore[arg-type]
+            with pytest.raises((ConfigError, ClusterError), match="another model"):
+                guard.restore({"w": b""})
+            assert guard.restore(state(0)) is None
+            found = []
+            for step in (1, 2):
+                guard.save(step, state(step), {"position": step})
+                found.append(guard.restore(state(0)))
+            return [one.step for one in found if one]
+
+    saved(folder.with_name("other"), 1)
+    folder.mkdir()
+    (folder / "owner.json").write_bytes((folder.with_name("other") / "owner.json").read_bytes())
+    assert on_ranks(3, work) == [[1, 2]] * 3
+
+
+def test_a_restore_tells_of_a_save_that_failed(folder: Path) -> None:
+    """All ranks hear of it, and the next restore takes what stands."""
+    broken = [False]
+
+    def full(name: str) -> None:
+        if name == "w" and broken[0]:
+            raise OSError(28, "No space left on device")
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        with Guard(folder, Files(rank, full if rank else lambda _: None), **options) as guard:
+            guard.save(1, state(1), {"position": 1})
+            guard.wait()
+            guard._barrier.wait("test: all have saved")
+            broken[0] = True
+            guard.save(2, state(2))
+            with pytest.raises((NoSpace, ClusterError), match="no space left"):
+                guard.restore(state(0))
+            return guard.restore(state(0)).step  # type: ignore[union-attr]
+
+    assert on_ranks(2, work) == [1, 1]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pitools.checkpoint import drain, find, guard, held, layout, near, quarantine, restoring, verify
+from pitools.checkpoint.barrier import Barrier
 from pitools.checkpoint.guard import Guard
 from pitools.checkpoint.problem import Problem
 from pitools.core import proc
@@ -148,6 +149,56 @@ def test_a_node_that_sees_other_files_moves_nothing(folder: Path, monkeypatch: p
     assert not (folder / "quarantine").exists()
 
 
+@pytest.mark.parametrize("who", [0, 1, None])
+def test_damage_is_what_two_nodes_see(folder: Path, monkeypatch: pytest.MonkeyPatch, who: int | None) -> None:
+    """A node that sees it alone is named, rank 0's as any other, and nothing is moved; what both see is."""
+    saved(folder, 1, 2, world_size=2)
+    real, me = verify.check, threading.local()
+
+    def check(path: Path, **more: Any) -> list[Problem]:
+        if me.rank == who and path.name == "step_2":
+            return [Problem(checkpoint=path.name, path="payload/0.w", problem="digest", expected="a", got="b")]
+        return real(path, **more)
+
+    if who is None:
+        DAMAGES["flip"](folder / "step_2" / "payload" / "0.w")
+    monkeypatch.setattr(verify, "check", check)
+    monkeypatch.setattr(restoring, "_PAUSES_S", (0.01,))
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        me.rank = rank
+        look = restoring.Look(Barrier(**options, nodes=("n1", "n2")), folder, None, "one")
+        with look.newest() as found:
+            return found[0].step if found else -1
+
+    found = on_ranks(2, work)
+    if who is None:
+        assert found == [1, 1]
+        assert layout.steps(folder) == [1]
+        return
+    for error in found:
+        assert f"rank {who} on n{who + 1} finds payload/0.w: digest" in str(error)
+        assert f"and rank {1 - who} on n{2 - who} finds it as it was saved" in str(error)
+    assert layout.steps(folder) == [2, 1]
+
+
+def test_a_second_look_is_at_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of this node's memory may be what is bad: they are given up first, and only those of what is in doubt."""
+    saved(folder, 1)
+    DAMAGES["flip"](folder / "step_1" / "payload" / "0.w")
+    given_up: list[str] = []
+    real = os.posix_fadvise
+
+    def advise(descriptor: int, start: int, length: int, advice: int) -> None:
+        if (start, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED):
+            given_up.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        real(descriptor, start, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    assert restored(folder) is None
+    assert given_up == [str(folder / "step_1" / "payload" / "0.w")]
+
+
 def test_latest_names_a_checkpoint_while_the_newest_is_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is moved before the folder goes, so that a kill between the two leaves no dangling link."""
     saved(folder, 1, 2)
@@ -245,7 +296,9 @@ def test_a_near_disk_of_each_of_two_nodes_is_not_used(
 ) -> None:
     """It is said, once, and the checkpoints are whole in the shared folder."""
     assert near.folder_near(tmp_path, folder, "r", 2, lead=False) is None
-    assert near.folder_near(tmp_path, folder, "r", 1, lead=False) == tmp_path / "r.checkpoints"
+    local = near.folder_near(tmp_path, folder, "r", 1, lead=False)
+    assert local
+    assert local.name.startswith("r.checkpoints.")
     assert capfd.readouterr().err == ""
     assert near.folder_near(tmp_path, folder, "r", 2, lead=True) is None
     assert "is not used: 2 nodes have a disk each" in capfd.readouterr().err

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pitools.checkpoint import find, held, layout, quarantine, retain, verify
 from pitools.core.errors import DataError, TryLater, UsageError
-from tests.checkpoint.conftest import Save, build, contents
+from tests.checkpoint.conftest import Save, build, contents, protected
 
 HOLD = """
 import sys, time
@@ -189,3 +189,20 @@ def test_quarantine_keeps_everything(folder: Path, save: Save) -> None:
         assert '"why": "payload/x: digest: b, expected a"' in reason
     assert len(list((folder / "quarantine").iterdir())) == 2
     assert not os.path.lexists(folder / "latest")
+
+
+def test_what_cannot_be_removed_stays_alone(folder: Path, save: Save, capfd: pytest.CaptureFixture[str]) -> None:
+    """A write-protected one is told, with the reason, and the others go; whoever saves is not failed by it."""
+    for step in (1, 2, 3, 4):
+        save(step)
+    with protected(folder / "step_1"):
+        states = {record.step: (record.state, record.reason) for record in retain.prune(folder, 2)}
+        assert states[2] == ("removed", "")
+        assert states[1][0] == "kept"
+        assert states[1][1].startswith("cannot be removed: ")
+        retain.tidy(folder, 1)
+        assert find.whole(folder) == [4, 1]
+    assert f"older checkpoints stay: {folder}/step_1 cannot be removed" in capfd.readouterr().err
+    retain.tidy(folder, 1)
+    assert find.whole(folder) == [4]
+    assert capfd.readouterr().err == ""

@@ -45,7 +45,9 @@ def test_the_launcher_says_where_and_whose(server: Callable[[str], forks.Server]
     code = SAVE.format(folder=str(folder), env=env)
     out = tmp_path / "out"
     assert server("jax").start(code, forks.environment(), out).wait(60) == 0, out.read_text()
-    for place in (folder, near / "pick-1.checkpoints"):
+    (local,) = near.iterdir()
+    assert local.name.startswith("pick-1.checkpoints.")
+    for place in (folder, local):
         assert find.newest(place) == 1
         assert '"run":"pick-1"' in (place / "owner.json").read_text()
 
