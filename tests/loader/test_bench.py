@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def test_what_is_evicted_is_not_in_memory(version: Path):
     assert done[:2] == (len(places), sum(file.stat().st_size for file in files))
     if not in_memory(files[0]):
         pytest.fail("what was just read is not in memory: does this file system have RWF_NOWAIT?")
-    measure.evict(files)
     if files[0].stat().st_dev != Path("/dev/shm").stat().st_dev:  # all that is in tmpfs is in memory
-        assert not in_memory(files[0])
+        for _ in range(20):  # the kernel itself may hold a page for a moment, and such are not dropped
+            measure.evict(files)
+            if not in_memory(files[0]):
+                return
+            time.sleep(0.1)
+        pytest.fail("what was evicted is in memory all the same")
 
 
 def in_memory(file: Path) -> bool:
