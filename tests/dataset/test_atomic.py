@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,6 +24,7 @@ from pitools.store.publish import TEMPORARY
 from tests.dataset.conftest import write_robomimic
 
 PIT = str(Path(sys.executable).parent / "pit")
+Start = Callable[..., subprocess.Popen[str]]
 
 # Ingests in forks of itself, each of which kills itself at the n-th system call that changes a file or a name, and
 # says how many are needed.
@@ -59,9 +60,20 @@ for number in range(1000):
 """
 
 
-def start(source: Path, root: Path, *more: str) -> subprocess.Popen[str]:
-    argv = [PIT, "dataset", "ingest", str(source), "--to", str(root), "--name", "x", "--codec", "zstd", *more]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts an ingest by the command, which is over when the test is."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def call(source: Path, root: Path, *more: str) -> subprocess.Popen[str]:
+        argv = [PIT, "dataset", "ingest", str(source), "--to", str(root), "--name", "x", "--codec", "zstd", *more]
+        begun.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield call
+    for process in begun:
+        with process:  # closes its pipes
+            process.kill()
 
 
 def shards(root: Path) -> dict[str, int]:
@@ -98,7 +110,7 @@ def memory() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_interrupt_is_gone_on_from(large, tmp_path) -> None:
+def test_interrupt_is_gone_on_from(start, large, tmp_path) -> None:
     """Ctrl-C ends an ingest with 130 and says how to go on; the same command then does the rest, and only that."""
     root = tmp_path / "root"
     process = start(large, root)
@@ -117,7 +129,7 @@ def test_interrupt_is_gone_on_from(large, tmp_path) -> None:
     assert other.version == version.version
 
 
-def test_kill_shows_nothing(large, tmp_path, below) -> None:
+def test_kill_shows_nothing(start, large, tmp_path, below) -> None:
     """After kill -9 at any moment, workers and all, a dataset is whole or not there, and what was done is not lost."""
     root = tmp_path / "root"
     chance = random.Random(0)
@@ -179,7 +191,7 @@ def whole(path: Path) -> None:
     assert files == {"manifest.json", *(entry.path for entry in kept.files)}
 
 
-def test_kept_work_is_not_trusted(large, tmp_path) -> None:
+def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
     """A kept shard whose bytes changed, a torn line and a journal's lie cost work, and never make a wrong version."""
     root = tmp_path / "root"
     process = start(large, root)
@@ -227,7 +239,7 @@ def test_read_only(robomimic, mounted, below) -> None:
     assert below(point) == set()
 
 
-def test_two_at_once(large, tmp_path) -> None:
+def test_two_at_once(start, large, tmp_path) -> None:
     """Two ingests of one recording at the same time both succeed, one of them publishes, and one version is there."""
     root = tmp_path / "root"
     pair = [start(large, root) for _ in range(2)]
@@ -260,7 +272,7 @@ def test_published_by_another_meanwhile(robomimic, tmp_path, monkeypatch) -> Non
     catalog.check_complete(path, open_dataset(path).manifest)
 
 
-def test_a_dead_worker_is_an_error(large, tmp_path) -> None:
+def test_a_dead_worker_is_an_error(start, large, tmp_path) -> None:
     """When a worker is killed, as the kernel does when memory runs out, the ingest says so, and the next goes on."""
     root = tmp_path / "root"
     process = start(large, root, "--workers", "2")
@@ -275,7 +287,7 @@ def test_a_dead_worker_is_an_error(large, tmp_path) -> None:
     assert list(root.iterdir()) == [root / "x"]
 
 
-def test_workers_end_with_their_parent(large, tmp_path) -> None:
+def test_workers_end_with_their_parent(start, large, tmp_path) -> None:
     """kill -9 of the command leaves no worker behind."""
     process = start(large, tmp_path / "root", "--workers", "2")
     writing(process, tmp_path / "root")

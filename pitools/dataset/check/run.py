@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
+from pitools.core.finished import finished
 from pitools.core.progress import bar
 from pitools.dataset.check import cameras, drift, episodes, files, values
 from pitools.dataset.check.bounds import Bounds
@@ -119,7 +120,7 @@ def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Ga
     total = sum(shard.entry.bytes for shard in inventory.shards)
     pool = ThreadPoolExecutor(readers or min(MAX_READERS, len(os.sched_getaffinity(0))))
     try:
-        with bar("check", total, parts=len(inventory.shards), quiet=quiet) as shown:
+        with bar("check", total, parts=len(inventory.shards), quiet=quiet) as shown, finished() as arriving:
 
             def one(shard: files.Shard) -> Examined:
                 known = gathered.get(shard.array.name)
@@ -128,8 +129,10 @@ def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Ga
                 except DataError as error:  # of a form that only the reader knows
                     return Examined([damage(shard, error.what, "")], shard.entry.bytes)
 
-            for job in as_completed([pool.submit(one, shard) for shard in inventory.shards]):
-                found, read_bytes = job.result()
+            for shard in inventory.shards:
+                arriving.expect(pool.submit(one, shard))
+            for _ in inventory.shards:
+                found, read_bytes = arriving.take().result()
                 tally.files, tally.read_bytes = tally.files + 1, tally.read_bytes + read_bytes
                 shown.part()
                 yield from found

@@ -6,17 +6,19 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
 from pitools.core.errors import ClusterError
+from pitools.core.finished import Finished, finished
 
 MAX_WORKERS = 8  # each holds a shard, 64 MiB, and its encoded form
 _AHEAD = 4  # jobs given out for each worker: enough that none waits
@@ -66,35 +68,40 @@ def run(start: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, worker
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(start, os.getpid()))
     try:
-        yield from _attend(pool, jobs, workers * _AHEAD)
+        with finished() as arriving:
+            try:
+                yield from _attend(pool, jobs, workers * _AHEAD, arriving)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
         pool.shutdown(wait=True)
     except BrokenProcessPool as error:
         hint = "was it out of memory? fewer --workers take less; what is done is kept, so run this again to go on"
         raise ClusterError("a worker process was killed, or ended without a word", hint=hint) from error
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         _end(set(multiprocessing.active_children()) - others)
 
 
-def _attend(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> Iterator[Any]:
-    pending: set[Future[Any]] = set()
+def _attend(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int, arriving: Finished) -> Iterator[Any]:
+    pending = 0
     for job in jobs:
-        pending.add(pool.submit(_do, job))
-        if len(pending) >= ahead:
-            done, pending = _wait(pending)
-            yield from (future.result() for future in done)
-    while pending:
-        done, pending = _wait(pending)
-        yield from (future.result() for future in done)
+        arriving.expect(pool.submit(_do, job))
+        pending += 1
+        if pending >= ahead:
+            yield _next(arriving)
+            pending -= 1
+    for _ in range(pending):
+        yield _next(arriving)
 
 
-def _wait(pending: set[Future[Any]]) -> tuple[set[Future[Any]], set[Future[Any]]]:
-    """Those that are done, at least one, and the others."""
+def _next(arriving: Finished) -> Any:
+    """The result of the next job that is done."""
     began = time.monotonic()
-    while not (found := wait(pending, timeout=_STALLED_S, return_when=FIRST_COMPLETED)).done:
-        print(f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file system "
-              "not answer? Ctrl-C keeps what is done", file=sys.stderr)  # fmt: skip
-    return found.done, found.not_done
+    while True:
+        try:
+            return arriving.take(timeout=_STALLED_S).result()
+        except queue.Empty:
+            print(f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
+                  "system not answer? Ctrl-C keeps what is done", file=sys.stderr)  # fmt: skip
 
 
 def _end(processes: Collection[BaseProcess]) -> None:
