@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from pitools.stage.fanout import serve, share, wire
 from pitools.stage.fanout.board import SOURCE, Board
@@ -18,7 +21,8 @@ from pitools.stage.fanout.peers import Absent, Peers
 from pitools.stage.source import Source
 from pitools.store.manifest import FileEntry
 
-_LOOK_S, _ASK_S = 0.02, 1.0
+_LOOK_S, _GLANCE_S, _ASK_S = 0.02, 0.002, 1.0
+_LEAVE_S, _EARLY_S, _ANSWER_S = 1.0, 3.0, 0.3
 
 
 class Received(NamedTuple):
@@ -83,6 +87,26 @@ class Fan:
                     time.sleep(_LOOK_S)
                     waiting = {node for node in waiting if not self._board.finished[node]}
 
+    def leave(self) -> None:
+        """Tell the others that this node will neither give nor want anything, in a second at most.
+
+        One that was never seen might yet come, and would be waited for. For that reason, where this node fails in its
+        first moments, those that do not listen yet are told as soon as they do.
+        """
+        deadline = max(time.monotonic() + _LEAVE_S, self._board.began + _EARLY_S)
+        brief = msgspec.structs.replace(self.source.patience, answer_s=_ANSWER_S, hold_s=0.0, stall_s=_ANSWER_S)
+        peers = Peers(self._group, self.source.version, self._board, brief)
+        untold = deque(node for node in range(len(self._group)) if node != self._group.me)
+        with contextlib.closing(peers):
+            while untold and time.monotonic() < deadline:
+                node = untold.popleft()
+                try:
+                    peers.tell(node, finished=True)
+                except (Absent, wire.Busy):
+                    if not self._board.seen[node]:  # otherwise it has gone
+                        untold.append(node)
+                        time.sleep(_GLANCE_S)
+
     def _is_at_work(self, peers: Peers, node: int) -> bool:
         """Whether a node may still want something, telling it that this one does not."""
         try:
@@ -110,8 +134,12 @@ def joined(
     try:
         listener = serve.hold_port(group, version)
         child = serve.start(serve.Server(listener, group, version, files, folders, board, patience))
+        fan = Fan(PeerSource(origin, files, version, group, board, patience))
         try:
-            yield Fan(PeerSource(origin, files, version, group, board, patience))
+            yield fan
+        except BaseException:
+            fan.leave()
+            raise
         finally:
             serve.stop(child)
     finally:

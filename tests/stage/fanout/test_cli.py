@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.cache.root import journal_path, object_path, partial_path
+from pitools.stage.fanout.group import Patience
 from pitools.stage.source import load
 
 NAMES = ("n0", "n1", "n2")
@@ -189,9 +190,10 @@ def test_a_node_whose_copy_is_damaged_is_named(commands: Commands, make_dataset:
 
 
 def test_a_source_that_is_wrong_is_nobodys_fault(commands: Commands, make_dataset: Callable[..., Path], files):
-    """The node that reads it ends with 5 and passes nothing on; so do the others, who then read it themselves."""
+    """The node that reads it ends with 5 and says so; the others read it themselves, at once, and end as it did."""
     source = make_dataset(files)
     (source / "images/c/3").write_bytes(bytes(len(files["images/c/3"])))
+    began = time.monotonic()
     commands.start(source, *NAMES)
     for name in NAMES:
         out, said = commands.processes[name].communicate(timeout=60)
@@ -199,3 +201,4 @@ def test_a_source_that_is_wrong_is_nobodys_fault(commands: Commands, make_datase
         assert "images/c/3" in said
         assert "gave wrong bytes" not in said
         assert not object_path(commands.root(name), source.name).exists()
+    assert time.monotonic() - began < Patience().appear_s  # so long nodes wait for one that they never met
