@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from pitools.core import proc
+from tests.stage.fanout.conftest import UNHURRIED
 
 
 def shards(count: int, size: int) -> dict[str, bytes]:
@@ -27,6 +28,7 @@ def test_the_source_is_read_once(nodes):
     """Every node ends with the whole set, and together they have read each byte of the source once."""
     files = {**shards(13, 1 << 20), "zarr.json": b"{}", "empty": b"", "odd": os.urandom(300_001)}
     step = nodes(files)
+    step.patience = UNHURRIED
     step.start(*step.names)
     found = step.finish()
     total = sum(map(len, files.values()))
@@ -90,6 +92,7 @@ def test_a_late_node_is_waited_for_and_then_served(nodes):
     """The others keep their copies available until it is done: the source is not read a second time."""
     files = shards(8, 500_000)
     step = nodes(files, count=3)
+    step.patience = UNHURRIED
     step.start("n0", "n1")
     step.wait_for(lambda: step.origin.served > 2_000_000)
     step.start("n2")
@@ -134,6 +137,7 @@ def test_nodes_need_not_agree_on_the_time(nodes):
         pytest.skip(f"cannot make a time namespace here: {tried.stderr.strip()}")
     files = shards(6, 200_000)
     step = nodes(files, count=3)
+    step.patience = UNHURRIED
     step.start("n0", "n2")
     step.start("n1", through=ahead)
     found = step.finish()
