@@ -123,7 +123,8 @@ def test_array_on_slurm(pit, robomimic, clusters) -> None:
     try:
         words = ("dataset", "ingest", str(source), "--name", "x", "--workers", "1")
         (plain,) = records(pit(*words, "--to", str(root / "plain")))
-        (spread,) = records(pit(*words, "--to", str(root / "spread"), "--array", "2", "--site", "alpha"))
+        array = ("--to", str(root / "spread"), "--array", "2", "--site", "alpha")
+        (spread,) = records(pit(*words, *array, PIT_RUNS=str(root / "runs")))
         assert (spread["version"], spread["new"]) == (plain["version"], True)
     finally:
         shutil.rmtree(root, ignore_errors=True)
