@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.core.finished import finished
+from pitools.core.interrupt import held_back
 from pitools.core.progress import bar
 from pitools.dataset.check import cameras, drift, episodes, files, values
 from pitools.dataset.check.bounds import Bounds
@@ -120,7 +121,7 @@ def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Ga
     total = sum(shard.entry.bytes for shard in inventory.shards)
     pool = ThreadPoolExecutor(readers or min(MAX_READERS, len(os.sched_getaffinity(0))))
     try:
-        with bar("check", total, parts=len(inventory.shards), quiet=quiet) as shown, finished() as arriving:
+        with bar("check", total, parts=len(inventory.shards), quiet=quiet) as shown:
 
             def one(shard: files.Shard) -> Examined:
                 known = gathered.get(shard.array.name)
@@ -129,10 +130,12 @@ def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Ga
                 except DataError as error:  # of a form that only the reader knows
                     return Examined([damage(shard, error.what, "")], shard.entry.bytes)
 
-            for shard in inventory.shards:
-                arriving.expect(pool.submit(one, shard))
+            done: SimpleQueue[Future[Examined]] = SimpleQueue()
+            with held_back():
+                for shard in inventory.shards:
+                    pool.submit(one, shard).add_done_callback(done.put)
             for _ in inventory.shards:
-                found, read_bytes = arriving.take().result()
+                found, read_bytes = done.get().result()
                 tally.files, tally.read_bytes = tally.files + 1, tally.read_bytes + read_bytes
                 shown.part()
                 yield from found

@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
 from pitools.core.errors import ClusterError
-from pitools.core.finished import Finished, finished
+from pitools.core.interrupt import held_back
 
 MAX_WORKERS = 8  # each holds a shard, 64 MiB, and its encoded form
 _AHEAD = 4  # jobs given out for each worker: enough that none waits
@@ -68,37 +68,38 @@ def run(start: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, worker
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(start, os.getpid()))
     try:
-        with finished() as arriving:
-            try:
-                yield from _attend(pool, jobs, workers * _AHEAD, arriving)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        yield from _attend(pool, jobs, workers * _AHEAD)
         pool.shutdown(wait=True)
     except BrokenProcessPool as error:
         hint = "was it out of memory? fewer --workers take less; what is done is kept, so run this again to go on"
         raise ClusterError("a worker process was killed, or ended without a word", hint=hint) from error
     finally:
-        _end(set(multiprocessing.active_children()) - others)
+        try:
+            with held_back():
+                pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            _end(set(multiprocessing.active_children()) - others)
 
 
-def _attend(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int, arriving: Finished) -> Iterator[Any]:
+def _attend(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> Iterator[Any]:
+    done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     pending = 0
     for job in jobs:
-        arriving.expect(pool.submit(_do, job))
+        with held_back():
+            pool.submit(_do, job).add_done_callback(done.put)
         pending += 1
         if pending >= ahead:
-            yield _next(arriving)
+            yield _next(done).result()
             pending -= 1
     for _ in range(pending):
-        yield _next(arriving)
+        yield _next(done).result()
 
 
-def _next(arriving: Finished) -> Any:
-    """The result of the next job that is done."""
+def _next(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
     began = time.monotonic()
     while True:
         try:
-            return arriving.take(timeout=_STALLED_S).result()
+            return done.get(timeout=_STALLED_S)
         except queue.Empty:
             print(f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
                   "system not answer? Ctrl-C keeps what is done", file=sys.stderr)  # fmt: skip

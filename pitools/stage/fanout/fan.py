@@ -22,7 +22,7 @@ from pitools.stage.source import Source
 from pitools.store.manifest import FileEntry
 
 _LOOK_S, _GLANCE_S, _ASK_S = 0.02, 0.002, 1.0
-_LEAVE_S, _EARLY_S, _ANSWER_S = 1.0, 3.0, 0.3
+_LEAVE_S, _EARLY_S, _ANSWER_S = 1.0, 3.0, 0.1
 
 
 class Received(NamedTuple):
@@ -88,24 +88,28 @@ class Fan:
                     waiting = {node for node in waiting if not self._board.finished[node]}
 
     def leave(self) -> None:
-        """Tell the others that this node will neither give nor want anything, in a second at most.
-
-        One that was never seen might yet come, and would be waited for. For that reason, where this node fails in its
-        first moments, those that do not listen yet are told as soon as they do.
+        """Be seen by the others before this node is gone, in about a second: one that nobody has seen might yet come,
+        and would be waited for. Where this node fails in its first moments, those that do not listen yet are visited as
+        soon as they do.
         """
         deadline = max(time.monotonic() + _LEAVE_S, self._board.began + _EARLY_S)
         brief = msgspec.structs.replace(self.source.patience, answer_s=_ANSWER_S, hold_s=0.0, stall_s=_ANSWER_S)
         peers = Peers(self._group, self.source.version, self._board, brief)
-        untold = deque(node for node in range(len(self._group)) if node != self._group.me)
+        me, nodes = self._group.me, len(self._group)
+        left = deque((me + step) % nodes for step in range(1, nodes))  # all may leave at once: not all to one
         with contextlib.closing(peers):
-            while untold and time.monotonic() < deadline:
-                node = untold.popleft()
+            while left and time.monotonic() < deadline:
+                node = left.popleft()
                 try:
-                    peers.tell(node, finished=True)
-                except (Absent, wire.Busy):
+                    # Not that it has finished: it may be started anew, and is then waited for like any other.
+                    peers.tell(node, finished=False)
+                except Absent:
                     if not self._board.seen[node]:  # otherwise it has gone
-                        untold.append(node)
+                        left.append(node)
                         time.sleep(_GLANCE_S)
+                except wire.Busy:
+                    left.append(node)
+                    time.sleep(_GLANCE_S)
 
     def _is_at_work(self, peers: Peers, node: int) -> bool:
         """Whether a node may still want something, telling it that this one does not."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -32,6 +33,8 @@ class Square:
             time.sleep(600)
         if self._how == "slow":
             time.sleep(0.3)
+        if number == self._bad and self._how == "empty":
+            raise queue.Empty
         if number == self._bad:
             raise DataError("no square", where=str(number), hint="another number")
         return number * number, os.getpid()
@@ -92,6 +95,20 @@ def test_a_worker_that_hangs(monkeypatch) -> None:
     while multiprocessing.active_children() and time.monotonic() < until:
         time.sleep(0.01)
     assert multiprocessing.active_children() == []
+
+
+def test_no_thread_is_left() -> None:
+    """When all is done no thread of the pool is left, beside which the next run could not fork its workers."""
+    before = set(threading.enumerate())
+    for _ in range(10):
+        assert len(list(crew.run(Square, range(4), workers=2))) == 4
+        assert set(threading.enumerate()) <= before
+
+
+def test_any_exception_of_a_job_is_told() -> None:
+    """Also one that a queue of our own could raise."""
+    with pytest.raises(queue.Empty):
+        list(crew.run(partial(Square, 3, "empty"), range(5), workers=2))
 
 
 def test_nothing_moves(monkeypatch, capsys) -> None:

@@ -1,0 +1,31 @@
+"""Ctrl-C kept from where it would do harm."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """In this block Ctrl-C is not heard before the block's end; for what is short.
+
+    To be put around `submit`, `add_done_callback` and `shutdown` of `concurrent.futures`: KeyboardInterrupt in one of
+    them can leave a lock taken. The pool's own thread then waits for that lock for ever, and Python, at its exit, for
+    that thread. `wait` and `as_completed` are as bad, and long; `SimpleQueue.get` is not.
+    """
+    # What is ignored, or another's to handle, stays so; and only the main thread is ever interrupted.
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if heard:
+            raise KeyboardInterrupt
