@@ -30,17 +30,22 @@ from pitools.core import clock, units
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import jobs, polling, sought
+from pitools.launch.polling import kept
 from pitools.launch.recover.lock import open_shared, taken
 from pitools.run import folder
 from pitools.run.folder import JobRef
 from pitools.site.connect import client
 from pitools.site.model import Site
+from pitools.slurm.client import Client
 from pitools.slurm.records import Submitted
 from pitools.slurm.refusals import Unanswered, is_busy
 
 # Of a person who waits, unless PIT_PATIENCE says otherwise; whoever comes again by itself, as cron does, needs little.
 PATIENCE_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# What slurmctld told this process, by the way it was reached: to ask is two calls more, which a queue of jobs would
+# make at each. Not kept on disk, where it would outlive a cluster that is set up anew under the same name.
+_CLUSTERS: dict[str, str] = {}
 
 
 def send(
@@ -182,10 +187,7 @@ class _Sending:
         return Submitted(job_id=job_id)
 
     def _note(self, found: Submitted) -> JobRef:
-        cluster = found.cluster or self.site.slurm.cluster
-        if not cluster:
-            with contextlib.suppress(PitError):
-                cluster = self.slurm.config().cluster
+        cluster = found.cluster or self.site.slurm.cluster or _cluster(self.site, self.slurm)
         job = JobRef(
             job_id=found.job_id, site=self.site.name, submitted=clock.now(), cluster=cluster, number=self.number
         )  # fmt: skip
@@ -217,6 +219,15 @@ class _Sending:
 
     def _say(self, what: str) -> None:
         print(f"pit: {what}", file=sys.stderr, flush=True)
+
+
+def _cluster(site: Site, slurm: Client) -> str:
+    """What the cluster of a site that does not say so calls itself; "" while nobody answers."""
+    way = kept.key(site)
+    if way not in _CLUSTERS:
+        with contextlib.suppress(PitError):
+            _CLUSTERS[way] = slurm.config().cluster
+    return _CLUSTERS.get(way, "")
 
 
 def _as_newest(run_dir: Path, job: JobRef) -> None:

@@ -134,6 +134,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(once, "_FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(sought, "_FIRST_LOOK_S", 0.001)
     monkeypatch.setattr(pace, "wait", lambda: None)
+    monkeypatch.setattr(once, "_CLUSTERS", {})
 
     def make(*fates: str, timeout_s: int = 0) -> Controller:
         made = Controller(fates, timeout_s=timeout_s)
@@ -366,10 +367,11 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
 
 
 def test_a_site_that_does_not_name_its_cluster(controller: Make, run_dir: Path) -> None:
-    """Then the controller says which it is, once, when there is a job."""
+    """Then the controller says which it is, when there is a job: once in a process, for each way to a cluster."""
     slurm = controller()
-    assert once.send(run_dir, Site(name="a")).cluster == "alpha"
-    assert [argv[0] for argv in slurm.ran] == ["sbatch", "scontrol"]
+    sites = [Site(name="a"), Site(name="a"), Site(name="a", slurm=Slurm(conf="/elsewhere/slurm.conf"))]
+    assert [once.send(run_dir, site).cluster for site in sites] == ["alpha"] * 3
+    assert [argv[0] for argv in slurm.ran] == ["sbatch", "scontrol", "sbatch", "sbatch", "scontrol"]
 
 
 def test_the_callable_of_submitit_is_found_under_every_id(controller: Make, run_dir: Path) -> None:
