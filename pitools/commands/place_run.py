@@ -202,10 +202,6 @@ def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], s
             able.append(site.name)
         except PitError as error:
             refusals.append(f"{site.name}: {error.what}")
-    if able and wanted.topology != "none":
-        # Where a ticket waits, and which nodes are then free, is known only once it starts.
-        why = "the queue chooses the site, and Slurm the nodes there; pit launch run keeps to it"
-        click.echo(f'pit: {path}: topology = "{wanted.topology}" has no effect here: {why}', err=True)
     if not able:
         raise ConfigError("no site could take it", where=str(path), hint="; ".join(refusals) or "name one with --site")
     return wanted, tuple(able), path.read_text()

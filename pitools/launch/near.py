@@ -17,7 +17,7 @@ import msgspec
 
 from pitools.core.errors import ClusterError
 from pitools.core.files import os_error
-from pitools.launch import jobs, leave, once, seen
+from pitools.launch import jobs, leave, nodes, once, seen
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.launch.reproduce import provenance
@@ -38,6 +38,8 @@ def run_dir(site: Site, name: str) -> Path:
 def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.JobRef:
     """Queue a plan under this name and return its job; one that was queued before is only looked up.
 
+    Where the request wants its nodes chosen, that is done here too, among those that are free at this moment.
+
     Raises ClusterError when Slurm refuses, Unreachable when it cannot be asked, Unanswered when it may have it: look
     again later, by the same call, or take it back. A name is never given to sbatch twice.
     """
@@ -47,10 +49,19 @@ def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.J
     if not (at / "script.sbatch").exists():
         raise ClusterError("it was taken back before it was submitted", where=str(at), hint="submit it anew")
     if not jobs.is_open(at, 0):
-        return once.send(at, site, number=0, patience_s=0.0)
+        return _send(at, plan, site)
     if known := once.find(at, site, 0):
         return known
     raise Unanswered("it was submitted before, and no job of its name is there", where=str(at), hint="take it back")
+
+
+def _send(run_dir: Path, plan: Plan, site: Site) -> folder.JobRef:
+    slurm = client(site)
+    fabric = nodes.fabric(plan, site, slurm)
+    job = once.send(run_dir, site, number=0, patience_s=0.0, args=nodes.HELD if fabric else ())
+    if fabric:
+        nodes.note(run_dir, nodes.get(plan, fabric, slurm, job.job_id, follow_s=nodes.TICKET_S))
+    return job
 
 
 def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:

@@ -1,8 +1,12 @@
-"""The best nodes for a run: chosen when its job is queued, and looked after for a minute."""
+"""The best nodes for a run: chosen when its job is queued, and looked after until it starts, for a while.
+
+found = nodes.fabric(plan, site, slurm)         before anything is queued
+job = ... sbatch with HELD, if there is one ...
+got = nodes.get(plan, found, slurm, job_id)
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from pitools.launch.plan import Plan
@@ -11,15 +15,19 @@ from pitools.site.model import Site
 from pitools.slurm.client import Client
 from pitools.topology import discover
 from pitools.topology.get import acquire
-from pitools.topology.get.wish import Wish, check
+from pitools.topology.get.acquire import HELD
+from pitools.topology.get.wish import Acquired, Wish, check
 from pitools.topology.model import Fabric
 
-# Then the job waits like any other: no constraint is left on a job that nobody watches.
-FOLLOW_S = 60.0
+__all__ = ["FOLLOW_S", "HELD", "TICKET_S", "fabric", "get", "note"]
+
+# Then the job waits like any other: no constraint is left on a job that nobody watches. A ticket is sent when nodes are
+# free for it, and the other tickets of a tick wait behind it.
+FOLLOW_S, TICKET_S = 60.0, 15.0
 
 
 def fabric(plan: Plan, site: Site, slurm: Client) -> Fabric | None:
-    """The fabric to choose from; None, and a word on stderr, where there is nothing to choose by.
+    """The fabric to choose from; None where the request leaves it to Slurm, or the site tells of none.
 
     Raises what reading it raises, and ClusterError where the site cannot keep a job to the choice.
     """
@@ -27,24 +35,27 @@ def fabric(plan: Plan, site: Site, slurm: Client) -> Fabric | None:
         return None
     found = discover.of_site(site, slurm)
     if not found.leaves and not found.torus:
-        print(f'pit: site "{site.name}" tells no topology: Slurm takes whichever nodes are free', file=sys.stderr)
         return None
-    check(found, _wish(plan))
+    check(found, _wish(plan, FOLLOW_S))
     return found
 
 
-def get(plan: Plan, found: Fabric, slurm: Client, run_dir: Path, job_id: str) -> None:
-    """Choose nodes for the run's job, and follow it until it starts, for a minute at most; the run's events tell.
+def get(plan: Plan, found: Fabric, slurm: Client, job_id: str, *, follow_s: float = FOLLOW_S) -> Acquired:
+    """Choose nodes for a job that was queued with HELD, and follow it until it starts, for so long at most.
 
     Raises what `acquire` raises: the job has been cancelled then.
     """
-    got = acquire.acquire(slurm, job_id, found, _wish(plan))
+    return acquire.acquire(slurm, job_id, found, _wish(plan, follow_s))
+
+
+def note(run_dir: Path, got: Acquired) -> None:
+    """Let the run's events tell of its choice."""
     folder.note(
         run_dir, "topology", by=got.by, tries=got.tries, chosen=got.chosen, node_list=got.node_list, leaves=got.leaves,
         is_within=got.is_within, is_lifted=got.is_lifted, why=got.why,
     )  # fmt: skip
 
 
-def _wish(plan: Plan) -> Wish:
+def _wish(plan: Plan, follow_s: float) -> Wish:
     by = plan.request.topology
-    return Wish(by="exclude" if by == "none" else by, timeout_s=FOLLOW_S, segment=plan.job.segment)
+    return Wish(by="exclude" if by == "none" else by, timeout_s=follow_s, segment=plan.job.segment)

@@ -23,7 +23,6 @@ from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.refusals import Unanswered
 from pitools.store import manifest
-from pitools.topology.get.acquire import HELD
 from pitools.topology.model import Fabric
 
 _IMPORT_S = 120.0
@@ -75,7 +74,9 @@ def run(plan: Plan, site: Site, *, run_id: str = "", seed: Callable[[Path], None
         raise os_error(error, run_dir) from error
     try:
         fabric = nodes.fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
-        job = _start(plan, site, run_dir, HELD if fabric else ())
+        if not fabric and plan.request.topology != "none" and site.scheduler == "slurm":
+            print(f'pit: site "{site.name}" tells no topology: Slurm takes whichever nodes are free', file=sys.stderr)
+        job = _start(plan, site, run_dir, nodes.HELD if fabric else ())
     except BaseException as error:
         if jobs.is_open(run_dir, 0):
             # sbatch was called, and what it did is not known: the job may exist, and needs its folder then.
@@ -97,7 +98,7 @@ def run(plan: Plan, site: Site, *, run_id: str = "", seed: Callable[[Path], None
 
 def _place(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
     try:
-        nodes.get(plan, fabric, client(site), run_dir, job_id)
+        nodes.note(run_dir, nodes.get(plan, fabric, client(site), job_id))
     except PitError:
         _undo(run_dir, site)  # its job was not to begin, and has been cancelled
         raise

@@ -15,7 +15,7 @@ import msgspec
 
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, Unreachable
-from pitools.launch import leave
+from pitools.launch import leave, nodes
 from pitools.launch import plan as planning
 from pitools.launch.far import data, there
 from pitools.launch.plan import Plan
@@ -40,15 +40,17 @@ _NO_LOGIN = re.compile(
 )
 
 # Exactly once, by two names that only one can make: `submitting`, and in the job itself `leave`. What sbatch answers is
-# written down there before it is told here, so that a connection that is lost in between loses nothing.
+# written down there before it is told here, so that a connection that is lost in between loses nothing. Words after
+# the fifth are sbatch's own.
 _SUBMIT = (
     "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; [ -s job.json ] && { cat job.json; exit 0; }; "
     '[ -f script.sbatch ] && [ "$(readlink leave)" != no ] || exit 68; '
     'ln -sT "$2" submitting 2>/dev/null || exit 69; '
-    's=$(timeout -k 5 "$3" sbatch --parsable -- "$1/script.sbatch" </dev/null); r=$?; [ $r = 0 ] || exit $r; '
+    "d=$1; t=$3; b=$4; a=$5; shift 5; "
+    's=$(timeout -k 5 "$t" sbatch --parsable "$@" -- "$d/script.sbatch" </dev/null); r=$?; [ $r = 0 ] || exit $r; '
     's=${s%%;*}; case $s in ""|*[!0-9]*) exit 124;; esac; '
-    'printf \'%s%s%s\\n\' "$4" "$s" "$5" > .job.json && mv -fT .job.json job.json; '
-    'printf \'%s%s%s\\n\' "$4" "$s" "$5"'
+    'printf \'%s%s%s\\n\' "$b" "$s" "$a" > .job.json && mv -fT .job.json job.json; '
+    'printf \'%s%s%s\\n\' "$b" "$s" "$a"'
 )
 
 
@@ -66,13 +68,30 @@ def submit(
     """Send what the plan needs and queue it under this name; what was sent or queued before is only looked up.
 
     gate: the job waits for leave before it does anything: see launch/leave.py. also: what else is to be in the run's
-    folder there. ready: called between sending and queueing; what it raises takes the folder back. Raises ConfigError
+    folder there. ready: called between sending and queueing; what it raises takes the folder back. Where the request
+    wants its nodes chosen, that is done here too, among those that are free when the job is queued. Raises ConfigError
     for a workdir or a site that does not lend itself to it, ClusterError when it is refused, NoSpace, Unreachable when
     the site cannot be asked, Unanswered when it may have the job: look again later, by the same call. sbatch never gets
     a name twice.
     """
+    slurm = client(site)
+    fabric = nodes.fabric(plan, site, slurm)
+    job = _send(plan, site, name, gate, also, ready, nodes.HELD if fabric else ())
+    if fabric:
+        try:
+            nodes.get(plan, fabric, slurm, job.job_id, follow_s=nodes.TICKET_S)
+        except PitError:
+            with contextlib.suppress(PitError):  # its job was cancelled, and does nothing without its folder
+                files.remove(site, there.run_dir(site, name))
+            raise
+    return job
+
+
+def _send(
+    plan: Plan, site: Site, name: str, gate: bool, also: Sequence[Entry], ready: Callable[[], None], args: Sequence[str]
+) -> Sent:  # fmt: skip
     at = there.run_dir(site, name)
-    if job := _queue(site, name, at):
+    if job := _queue(site, name, at, args):
         return job
     began, sent = time.monotonic(), 0
     for staged in data.missing(plan, site):
@@ -87,7 +106,7 @@ def submit(
         with contextlib.suppress(PitError):
             files.remove(site, at)
         raise
-    job = _queue(site, name, at)
+    job = _queue(site, name, at, args)
     if job is None:
         raise TryLater("the run's folder was there and is gone again", where=at, hint="run it again")
     return msgspec.structs.replace(job, data_bytes=sent, data_s=wall_s)
@@ -130,11 +149,11 @@ def moved_to(plan: Plan, site: Site, at: str) -> Plan:
     )
 
 
-def _queue(site: Site, name: str, at: str) -> Sent | None:
+def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> Sent | None:
     """The run's job, submitted now or before; None where the run's folder is not there yet."""
     for look in range(_LOOKS):
         try:
-            done = _ask(site, at)
+            done = _ask(site, at, args)
         except Unreachable as error:
             if look == 0 and _NO_LOGIN.search(error.what):
                 raise
@@ -163,12 +182,12 @@ def _unanswered(error: PitError) -> Unanswered:
     return Unanswered(error.what, where=error.where, hint="the job may be queued: run this again")
 
 
-def _ask(site: Site, at: str) -> proc.Completed:
+def _ask(site: Site, at: str, args: Sequence[str]) -> proc.Completed:
     before, _, after = msgspec.json.encode(_job(site, "\0")).decode().partition("\\u0000")
     # No variable of ours: what sbatch runs with is what the job runs with.
     timeout_s = _SBATCH_S + 10
     token = secrets.token_hex(8)
-    return files.shell(site, _SUBMIT, at, token, str(_SBATCH_S), before, after, env={}, timeout_s=timeout_s)
+    return files.shell(site, _SUBMIT, at, token, str(_SBATCH_S), before, after, *args, env={}, timeout_s=timeout_s)
 
 
 def _job(site: Site, job_id: str) -> folder.JobRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -108,7 +108,9 @@ class Decider:
         wanted = self._decide(now_s, list(jobs.values()), world.pools, tickets)
         # Whatever the policy says, nothing is done at a site that did not answer.
         places = [one for one in wanted if isinstance(one, model.Place) and one.pool in world.pools]
-        places += self._ahead(now_s, jobs, world.pools, tickets, places)
+        # Who wants the best of the free nodes waits here until there are some to choose from.
+        choosy = {name for name in jobs if board.jobs[name].asked.request.topology != "none"}
+        places += self._ahead(now_s, jobs, world.pools, tickets, places, choosy)
         return Wanted(places, [one for one in wanted if isinstance(one, model.Withdraw) and one.pool in world.pools])
 
     def _open(self, board: Board, world: World) -> tuple[dict[str, model.Job], list[model.Ticket]]:
@@ -140,9 +142,9 @@ class Decider:
 
     def _ahead(
         self, now_s: float, jobs: Mapping[str, model.Job], found: Mapping[str, model.Pool],
-        tickets: Sequence[model.Ticket], places: Sequence[model.Place],
+        tickets: Sequence[model.Ticket], places: Sequence[model.Place], without: Collection[str],
     ) -> list[model.Place]:  # fmt: skip
-        """Short jobs to wait in the sites' own queues, so that no node waits for the next tick.
+        """Short jobs to wait in the sites' own queues, so that no node waits for the next tick; those left out do not.
 
         The policy says which would be next if each pool had room for them.
         """
@@ -151,6 +153,7 @@ class Decider:
             replace(job, options=options)
             for job in jobs.values()
             if job.job_id not in bound
+            and job.job_id not in without
             and (options := tuple(option for option in job.options if option.run_s <= self._lead_s))
         ]
         seats = {name: moves.seated(pool, jobs, [*tickets, *places]) for name, pool in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pitools.core import hosts
 from pitools.core.errors import ClusterError, ConfigError
 from pitools.launch import far
 from pitools.launch import plan as planning
@@ -100,6 +102,32 @@ def test_a_run_from_end_to_end(
     far.forget(site, [name])
     assert not there.exists()
     assert far.state(site, [name])[name].state == "COMPLETED"  # squeue still knows
+
+
+def test_it_gets_the_best_of_the_free_nodes(site: Site, make_plan: MakePlan, name: str) -> None:
+    """As here: it is told the leaf that has room for it before it begins."""
+    tell = '[ "$PIT_RANK" != 0 ] || scontrol show job "$SLURM_JOB_ID" > "$PIT_RUN_DIR/told"'
+    sent = far.submit(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
+    until(site, name, over)
+    words = Path(far.run_dir(site, name), "told").read_text().split()
+    told = dict(word.split("=", 1) for word in words if "=" in word)
+    assert told["JobId"] == sent.job_id
+    leaves = [{f"alpha0{n + even}" for n in (1, 3, 5, 7)} for even in (0, 1)]
+    other, mine = sorted(leaves, key=lambda leaf: leaf.issuperset(hosts.expand(told["NodeList"])))
+    assert set(hosts.expand(told["NodeList"])) < mine
+    assert set(hosts.expand(told["ExcNodeList"])) == other
+
+
+def test_nodes_that_cannot_be_reserved(
+    site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str
+) -> None:
+    """A Slurm that lets only operators reserve nodes: the job is cancelled, and its folder is gone."""
+    if far_side.user == getpass.getuser():
+        pytest.skip("the cluster's own user may reserve nodes")
+    with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
+        far.submit(make_plan(nodes=2, topology="reservation"), site, name=name)
+    assert not Path(far.run_dir(site, name)).exists()
+    assert [job.state for job in alpha.jobs(name=name, all_states=True)] == ["CANCELLED"]
 
 
 def test_this_side_sees_nothing_of_that_side(

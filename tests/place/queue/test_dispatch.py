@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import ClusterError
 from pitools.launch import leave, near
 from pitools.launch import plan as planning
-from pitools.launch.request import Request
+from pitools.launch.request import Request, Topology
 from pitools.place.queue import folder as queue
 from pitools.site.load import load
 from pitools.site.model import Site
@@ -227,6 +228,42 @@ def test_a_gated_ticket_waits_on_its_node(env: dict[str, str], tmp_path: Path) -
     assert near.submit(_plan(site, tmp_path), site, name=names[0]).job_id == refs[0].job_id
 
 
+def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Path) -> None:
+    """Its ticket is told the leaf that has room for it, and runs there; the run's own events say so."""
+    (tmp_path / "tree.toml").write_text(
+        REQUEST.format(name="dispatch-tree", ran=tmp_path / "ran", length_s=0).replace(
+            "[env]", 'nodes = 3\ntopology = "exclude"\n[env]'
+        )
+    )
+    done = pit(env, "run", str(tmp_path / "tree.toml"), "--site", "alpha")
+    assert (done.returncode, done.stderr) == (0, "")
+    job_id = json.loads(done.stdout)["job_id"]
+    drain(env)
+    assert ran(tmp_path) == Counter([job_id])
+    events = (tmp_path / "runs" / f"{job_id}.1" / "events.jsonl").read_text().splitlines()
+    (told,) = [one["detail"] for one in map(json.loads, events) if one["event"] == "topology"]
+    assert (told["by"], told["leaves"], told["is_within"], told["is_lifted"]) == ("exclude", 1, True, False)
+
+
+def test_nodes_that_cannot_be_reserved(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only operators reserve nodes the ticket is refused, and its job is out of the queue and does nothing."""
+    refuse = "slurm_create_reservation error: Access/permission denied"
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "scontrol").write_text(
+        f'#!/bin/sh\ncase "$*" in *reservation*) echo "{refuse}" >&2; exit 1;; esac\n'
+        f'exec {shutil.which("scontrol")} "$@"\n'
+    )
+    (bin_folder / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{env['PATH']}")
+    site, name = load("alpha"), f"dispatch-kept-{os.getpid()}.1"
+    with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
+        near.submit(_plan(site, tmp_path, topology="reservation"), site, name=name)
+    assert near.take_back(site, [name]) == {name: True}
+    assert near.state(site, [name])[name].state == "CANCELLED"
+    assert not ran(tmp_path)
+
+
 def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
     """`cancel` ends it where it runs, and says what became of it."""
     (job_id,) = add(tmp_path, env, 1, length_s=60)
@@ -238,9 +275,10 @@ def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> 
     assert pit(env, "cancel", "nosuch").returncode == 2
 
 
-def _plan(site: Site, tmp_path: Path) -> planning.Plan:
+def _plan(site: Site, tmp_path: Path, topology: Topology = "none") -> planning.Plan:
     variables = {"RAN": str(tmp_path / "ran"), "LENGTH_S": "0"}
-    return planning.make(Request(name="dispatch", command="true", time="2m", env=variables), site, "test")
+    request = Request(name="dispatch", command="true", time="2m", env=variables, topology=topology)
+    return planning.make(request, site, "test")
 
 
 def _until(condition: Callable[[], bool]) -> None:

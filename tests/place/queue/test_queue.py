@@ -163,12 +163,3 @@ def test_a_slow_partition_gets_its_time(job: Job) -> None:
     site = Site(name="x", partitions=parts, defaults=Defaults(partition="fast", time="2h"))
     limits = [offers.plan(job, site, partition).job.time_s for partition in parts]
     assert limits == [7200, 14400]
-
-
-def test_what_the_queue_cannot_honour_is_said(pit: Pit, place: Path, tmp_path: Path) -> None:
-    """A request that wants its nodes chosen is taken, with a word on stderr."""
-    (tmp_path / "r.toml").write_text('name = "bc"\ncommand = "true"\ntopology = "exclude"\n')
-    done = pit("place", "run", str(tmp_path / "r.toml"), PIT_SITES="alpha", PIT_PLACE=str(place))
-    assert done.returncode == 0, done.stderr
-    assert 'topology = "exclude" has no effect here' in done.stderr
-    assert len(done.stderr.splitlines()) == 1

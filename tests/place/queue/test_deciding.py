@@ -1,0 +1,53 @@
+"""From the queue to decisions: who may wait in a site's own queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pitools.launch.request import Request
+from pitools.place.model import Option, Place, Pool
+from pitools.place.policy.decide import decide
+from pitools.place.policy.rules import Policy
+from pitools.place.queue import deciding
+from pitools.place.queue import folder as queue
+from pitools.place.queue.board import Board
+from pitools.site.model import Site
+
+OPTION = Option(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What is placed of short jobs with these names and topologies, in a pool with so much free."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+
+    def make(free: int, **topologies: str) -> list[str]:
+        asked = [
+            queue.ask(Request(name=name, command="true", time="1m", topology=by), ("a",), owner="ada")  # type: ignore[arg-type]
+            for name, by in topologies.items()
+        ]
+        queue.add(queue.root(), asked)
+        decider = deciding.Decider(partial(decide, policy=Policy()), lead_s=300.0, place=queue.root())
+        monkeypatch.setattr(decider._offers, "of", lambda job, seen: (OPTION,))
+        running = [] if free else [(1e12, 2)]
+        pool = Pool(pool="a/train", units=2, free=free, running=running, tickets=4)
+        world = deciding.World({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
+        wanted = decider.decide(Board(queue.root()), world)
+        assert all(isinstance(one, Place) for one in wanted.places)
+        return sorted(one.job_id.partition("-")[0] for one in wanted.places)
+
+    return make
+
+
+def test_short_jobs_wait_in_a_full_queue(places: Callable[..., list[str]]) -> None:
+    """So that no node waits for a tick; who wants the best of the free nodes waits until some are free."""
+    assert places(0, plain="none", choosy="exclude") == ["plain"]
+
+
+def test_who_wants_the_best_nodes_is_sent_when_some_are_free(places: Callable[..., list[str]]) -> None:
+    """As everybody is."""
+    assert places(2, plain="none", choosy="exclude") == ["choosy", "plain"]
