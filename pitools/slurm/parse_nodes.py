@@ -1,4 +1,4 @@
-"""Nodes and partitions: the answers of `scontrol -o show node|partition` and `sinfo -N -o` → records."""
+"""Nodes, partitions, reservations: `scontrol -o show node|partition|reservation` and `sinfo -N -o` → records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from pitools.slurm import states
 from pitools.slurm.answer import count, gpus, moment, pairs, plain, rows, span_s, tres, unreadable, words
-from pitools.slurm.records import Node, Partition
+from pitools.slurm.records import Node, Partition, Reservation
 
 # Field of Node → sinfo's letter. The address comes last: what ends a row must hold no newline.
 NODE_FORMAT = {
@@ -180,9 +180,32 @@ def _allowed(values: dict[str, str], key: str) -> tuple[str, ...]:
     return () if values.get(key) == "ALL" else words(values.get(key, ""))
 
 
+def reservations(text: str, zone: tzinfo | None = None) -> list[Reservation]:
+    """Reservations of `scontrol -o show reservation`. Raises ClusterError."""
+    return [_reservation(line, zone) for line in _lines(text, "ReservationName=", "scontrol show reservation")]
+
+
+def _reservation(line: str, zone: tzinfo | None) -> Reservation:
+    values = pairs(line)
+    try:
+        return Reservation(
+            reservation=values["ReservationName"],
+            start=moment(values["StartTime"], zone),
+            end=moment(values["EndTime"], zone),
+            state=values.get("State", "").lower(),
+            node_list=plain(values["Nodes"]),
+            cpus=count(tres(values.get("TRES", "")).get("cpu", "")) or 0,
+            flags=tuple(flag.lower() for flag in words(values["Flags"])),
+            users=words(values.get("Users", "")),
+            accounts=words(values.get("Accounts", "")),
+        )
+    except KeyError as error:
+        raise unreadable("scontrol show reservation", f"it has no {error}", line) from error
+
+
 def _lines(text: str, begin: str, command: str) -> Iterator[str]:
     """The text of each record: a line that begins with its first key, and the lines of its own that follow."""
-    if text.strip() in ("", "No nodes in the system", "No partitions in the system"):
+    if text.strip() in ("", *(f"No {what} in the system" for what in ("nodes", "partitions", "reservations"))):
         return
     if not text.startswith(begin) or not text.endswith("\n"):
         raise unreadable(command, "it is cut short" if text.startswith(begin) else "an unknown beginning", text)

@@ -65,6 +65,23 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
     is_hidden: bool = False
 
 
+class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
+    """Nodes that are kept from start to end, for whoever names it. cpus: kept of all its nodes together, 0 if untold.
+
+    flags: in lower case, `maint` among them; users, accounts: who may use it, () for none.
+    """
+
+    reservation: str
+    start: str
+    end: str
+    state: str = ""
+    node_list: str = ""
+    cpus: int = 0
+    flags: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+
 class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     """One job, array task, het component, or the tasks of an array that are still pending.
 

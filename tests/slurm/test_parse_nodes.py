@@ -13,7 +13,7 @@ from pitools.core.errors import ClusterError
 from pitools.slurm import parse_nodes
 from pitools.slurm.answer import plain
 from pitools.slurm.parse_nodes import NODE_FORMAT
-from pitools.slurm.records import Node, Partition
+from pitools.slurm.records import Node, Partition, Reservation
 
 Recorded = Callable[[str], str]
 SINFO_FIELDS = (
@@ -182,3 +182,37 @@ def test_no_nodes(text: str) -> None:
     """An empty cluster has no nodes."""
     assert parse_nodes.scontrol_nodes(text) == []
     assert parse_nodes.sinfo_nodes("") == []
+
+
+KEPT = (
+    "ReservationName=m1 StartTime=2026-11-22T16:13:13 EndTime=2026-11-22T17:13:13 Duration=01:00:00 Nodes=n[01-03]"
+    " NodeCnt=3 CoreCnt=12 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES TRES=cpu=12"
+    " Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a"
+    " MaxStartDelay=(null)\n"
+    "ReservationName=lic StartTime=2026-11-22T17:13:13 EndTime=2026-11-22T17:43:13 Duration=00:30:00 Nodes=(null)"
+    " NodeCnt=0 CoreCnt=0 Features=(null) PartitionName=(null) Flags=ANY_NODES TRES=(null) Users=(null)"
+    " Groups=(null) Accounts=lab,infra Licenses=x:1 State=ACTIVE BurstBuffer=(null) MaxStartDelay=(null)"
+    " Comment=Users=nobody\n"
+)
+
+
+def test_reservations() -> None:
+    """As scontrol prints them, one with nodes and one of licenses; none at all is a sentence."""
+    assert parse_nodes.reservations(KEPT, UTC) == [
+        Reservation(
+            reservation="m1", start="2026-11-22T16:13:13.000Z", end="2026-11-22T17:13:13.000Z", state="inactive",
+            node_list="n[01-03]", cpus=12, flags=("maint", "ignore_jobs", "spec_nodes"), users=("root",),
+        ),
+        Reservation(
+            reservation="lic", start="2026-11-22T17:13:13.000Z", end="2026-11-22T17:43:13.000Z", state="active",
+            flags=("any_nodes",), accounts=("lab", "infra"),
+        ),
+    ]  # fmt: skip
+    assert parse_nodes.reservations("No reservations in the system\n") == []
+
+
+@pytest.mark.parametrize("text", [KEPT[:-1], KEPT.replace(" Flags=MAINT", " Flogs=MAINT"), "Reservation m1\n"])
+def test_half_a_reservation_is_refused(text: str) -> None:
+    """Cut short, without a key, or something else."""
+    with pytest.raises(ClusterError, match="scontrol show reservation"):
+        parse_nodes.reservations(text)

@@ -17,6 +17,7 @@ KEYS = {
     "pit.partition/1": "partition state is_default node_list nodes cpus tres min_nodes max_nodes max_time_s"
     " default_time_s grace_s allow_accounts allow_qos allow_groups deny_accounts deny_qos qos priority_tier"
     " preempt_mode over_subscribe is_hidden",
+    "pit.reservation/1": "reservation start end state node_list cpus flags users accounts",
     "pit.job/1": "job_id raw_id state array_job_id array_task name user account qos partition reason nodes node_list"
     " start end time_limit_s elapsed_s priority gres comment work_dir restarts batch_host",
     "pit.accounting/1": "job_id raw_id state by_uid exit_code signal derived_exit_code name user account qos partition"

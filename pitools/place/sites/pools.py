@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
 
 import msgspec
 
@@ -74,7 +75,36 @@ def _pool(
         running=sorted(zip(ends, units, strict=True)),
         waiting=wanted,
         tickets=site.place.tickets,
+        closed=_closed(snapshot, able),
     )
+
+
+def _closed(snapshot: Snapshot, nodes: list[Node]) -> list[tuple[float, float]]:
+    """The windows (from, to), on our clock, in which reservations keep all these nodes from jobs that name none.
+
+    One that is MAGNETIC draws such jobs in, and one of some cores leaves the others.
+    """
+    cpus, names = {node.node: node.cpus for node in snapshot.nodes}, {node.node for node in nodes}
+    kept: list[tuple[float, float, set[str]]] = []
+    for one in snapshot.reservations:
+        mine = names.intersection(every := _expand(one.node_list))
+        is_whole = not one.cpus or one.cpus >= sum(cpus.get(node, 0) for node in every)
+        if mine and is_whole and "magnetic" not in one.flags and one.start and one.end:
+            kept.append((_ours_s(one.start, snapshot), _ours_s(one.end, snapshot), mine))
+    if not kept or set().union(*(mine for _, _, mine in kept)) != names:
+        return []
+    edges = sorted({edge for from_s, to_s, _ in kept for edge in (from_s, to_s)})
+    windows: list[tuple[float, float]] = []
+    for from_s, to_s in pairwise(edges):
+        if set().union(*(mine for first, last, mine in kept if first <= from_s and to_s <= last)) == names:
+            is_on = bool(windows) and windows[-1][1] == from_s
+            windows[-1:] = [(windows[-1][0], to_s)] if is_on else [*windows[-1:], (from_s, to_s)]
+    return [window for window in windows if window[1] > snapshot.seen_s]
+
+
+def _ours_s(moment: str, snapshot: Snapshot) -> float:
+    """Unix time, on our clock, of a moment on the cluster's."""
+    return datetime.fromisoformat(moment).timestamp() - snapshot.skew_s
 
 
 def gpus_per_node(said: Partition, nodes: Iterable[Node]) -> int:
@@ -153,7 +183,7 @@ def _end_s(job: Job, snapshot: Snapshot) -> float:
     """When a running job ends at the latest, on our clock."""
     if not job.end:
         return snapshot.seen_s + NO_END_S
-    return max(snapshot.seen_s, datetime.fromisoformat(job.end).timestamp() - snapshot.skew_s)
+    return max(snapshot.seen_s, _ours_s(job.end, snapshot))
 
 
 def held_by(snapshot: Snapshot, per_node: int, holds: Callable[[Job], bool]) -> list[tuple[float, int]]:

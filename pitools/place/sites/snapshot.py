@@ -25,7 +25,7 @@ from pitools.slurm import argv, parse_cluster, parse_jobs, parse_nodes
 from pitools.slurm.answer import separator
 from pitools.slurm.batch import answer, batch
 from pitools.slurm.reach import Reach
-from pitools.slurm.records import Job, Node, Partition
+from pitools.slurm.records import Job, Node, Partition, Reservation
 
 MAX_AGE_S = 30.0
 STANDING_S = 3600.0  # accounts and limits change with a person's mail, not with a job
@@ -48,6 +48,7 @@ class Seen(Record, frozen=True, kw_only=True, tag="pit.seen/1"):
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     version: tuple[int, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
 
 
 class Snapshot(Record, frozen=True, kw_only=True, tag="pit.snapshot/1"):
@@ -67,6 +68,7 @@ class Snapshot(Record, frozen=True, kw_only=True, tag="pit.snapshot/1"):
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     version: tuple[int, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
     standing: Standing | None = None
     notes: tuple[str, ...] = ()
 
@@ -159,13 +161,13 @@ def key(site: Site, what: str) -> str:
 
 
 def ask_seen(site: Site, timeout_s: float) -> Seen:
-    """Ask slurmctld: four requests in one call. Raises as `read`."""
+    """Ask slurmctld: five requests in one call. Raises as `read`."""
     sep = separator()
     squeue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _FIELDS)]
     where = reach(site, timeout_s)
     before = time.time()
-    done = batch(where, [["date", "+%s"], argv.CONFIG, argv.PARTITIONS, argv.nodes(), squeue])
-    clock, config, partitions, nodes, jobs = (answer(where, one) for one in done)
+    done = batch(where, [["date", "+%s"], argv.CONFIG, argv.PARTITIONS, argv.nodes(), argv.RESERVATIONS, squeue])
+    clock, config, partitions, nodes, kept, jobs = (answer(where, one) for one in done)
     said = parse_cluster.config(config)
     seen = Seen(
         seen_s=before,
@@ -176,6 +178,7 @@ def ask_seen(site: Site, timeout_s: float) -> Seen:
         nodes=tuple(parse_nodes.scontrol_nodes(nodes, UTC)),
         jobs=tuple(parse_jobs.squeue(jobs, sep, _FIELDS, UTC)),
         version=said.version,
+        reservations=tuple(parse_nodes.reservations(kept, UTC)),
     )
     _check(site, seen)
     return seen
@@ -208,7 +211,8 @@ def _check(site: Site, seen: Seen) -> None:
     if site.partitions and partitions.isdisjoint(site.partitions):
         hint = nearest(next(iter(site.partitions)), partitions)
         raise refuse("it has none of the partitions of the site file", hint or "is it the right cluster?")
-    for named in (*(partition.node_list for partition in seen.partitions), *(job.node_list for job in seen.jobs)):
+    lists = [one.node_list for one in seen.partitions] + [one.node_list for one in seen.jobs]
+    for named in (*lists, *(one.node_list for one in seen.reservations)):
         if hosts.count(named) > 1000 + len(names):  # those that are merely not there are named below
             raise refuse(f"{named[:80]!r} is more nodes than it has", "run: scontrol show partition, squeue -o %N")
     for partition in seen.partitions:

@@ -10,6 +10,7 @@ import pytest
 
 from pitools.core import clock
 from pitools.place.sites.pools import freed, held_by, pools, tasks
+from pitools.slurm.records import Reservation
 
 
 def _in_s(seconds: float) -> str:
@@ -92,3 +93,43 @@ def test_a_partition_that_is_closed_is_no_pool(made: Any) -> None:
     """Nor is one of which the site file says nothing."""
     assert pools(made.snapshot(partition={"state": "down"}), (), made.site()) == []
     assert pools(made.snapshot(), (), made.site(partitions={})) == []
+
+
+NOW_S = 1_800_000_000.0
+
+
+def _kept(nodes: str, from_h: float, to_h: float, **values: Any) -> Reservation:
+    """A reservation from so many hours after NOW_S on."""
+    start, end = (clock.text(datetime.fromtimestamp(NOW_S + 3600 * hours, UTC)) for hours in (from_h, to_h))
+    return Reservation(reservation=nodes, start=start, end=end, node_list=nodes, **values)
+
+
+@pytest.mark.parametrize(
+    ("kept", "windows"),
+    [
+        ([_kept("n[1-4]", 1, 3, flags=("maint",))], [(1, 3)]),
+        ([_kept("n[1-3]", 1, 3)], []),
+        ([_kept("n[1-2]", 1, 3), _kept("n[3-4]", 2, 4)], [(2, 3)]),
+        ([_kept("n[1-4]", 1, 2), _kept("n[1-4]", 2, 3), _kept("m[1-9],n[1-4]", 5, 6)], [(1, 3), (5, 6)]),
+        ([_kept("n[1-4]", -1, 1)], [(-1, 1)]),
+        ([_kept("n[1-4]", -2, -1)], []),
+        ([_kept("n[1-4]", 1, 3, cpus=4 * 64)], [(1, 3)]),
+        ([_kept("n[1-4]", 1, 3, cpus=4)], []),
+        ([_kept("n[1-4]", 1, 3, flags=("magnetic",))], []),
+        ([_kept("", 1, 3)], []),
+    ],
+)
+def test_reservations_of_every_node_close_a_pool(
+    made: Any, kept: list[Reservation], windows: list[tuple[float, float]]
+) -> None:
+    """Together or each alone, while they last; not one that leaves nodes, or cores, or takes whatever job comes."""
+    (pool,) = pools(made.snapshot(seen_s=NOW_S, reservations=tuple(kept)), (), made.site())
+    assert pool.closed == [(NOW_S + 3600 * first, NOW_S + 3600 * last) for first, last in windows]
+
+
+def test_nodes_that_are_down_need_not_be_reserved(made: Any) -> None:
+    """A pool is closed when all that could run jobs is kept; times are on our clock."""
+    nodes = (*(made.node(f"n{i}") for i in (1, 2, 3)), made.node("n4", flags=("drain",)))
+    seen = made.snapshot(seen_s=NOW_S, skew_s=600.0, nodes=nodes, reservations=(_kept("n[1-3]", 1, 3),))
+    (pool,) = pools(seen, (), made.site())
+    assert pool.closed == [(NOW_S + 3000, NOW_S + 3 * 3600 - 600)]

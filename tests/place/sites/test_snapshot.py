@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pitools.core import hosts
+from pitools.core import hosts, proc
 from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable, UsageError
 from pitools.place.sites import snapshot
+from pitools.place.sites.pools import pools
 from pitools.site.load import load
 
 
@@ -124,3 +127,24 @@ def test_how_far_a_cluster_s_clock_is_ahead_is_known(far: Any) -> None:
     far.without_accounting()
     assert snapshot.read(load(far.site("b", "ahead"))).skew_s == pytest.approx(3600, abs=3)
     assert snapshot.read(load(far.site("a", "true"))).skew_s == 0
+
+
+@pytest.mark.slurm
+def test_maintenance_that_is_planned_closes_the_pool(far: Any, clusters: Path) -> None:
+    """A real reservation of all nodes: the pool is closed in just that window."""
+    far.without_accounting()
+    site, name = load(far.site("a", "true")), f"test_snapshot_{os.getpid()}"
+    at_s = int(time.time()) + 7200
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
+    words = [f"starttime={start}", "duration=30", "users=root", "nodes=ALL", "flags=maint,ignore_jobs"]
+    env = {"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
+    done = proc.run(["scontrol", "create", "reservation", f"reservationname={name}", *words], timeout_s=20, env=env)
+    assert done.code == 0, done.stderr
+    try:
+        found = pools(snapshot.read(site, max_age_s=0), (), site)
+    finally:
+        proc.run(["scontrol", "delete", f"reservationname={name}"], timeout_s=20, env=env)
+    assert {pool.pool: pool.closed for pool in found} == {key: [(at_s, at_s + 1800)] for key in ("a/train", "a/dev")}
+    assert {pool.pool: pool.closed for pool in pools(snapshot.read(site, max_age_s=0), (), site)} == {
+        "a/train": [], "a/dev": [],
+    }  # fmt: skip
