@@ -140,7 +140,8 @@ class Placing(Section, frozen=True, kw_only=True):
     """What `pit place` may do here. tickets: the most of its jobs that may wait in the site's queue at a time.
 
     bandwidth: what a second of copying brings to `paths.data`, such as `200MiB`, until it was measured.
-    failures_per_node_day: how often a node is lost. gpu_hours: what all our jobs may use in 30 days; 0 is no limit.
+    failures_per_node_day: how often a node is lost, as far as accounting has not seen it. gpu_hours: what all our jobs
+    may use in 30 days; 0 is no limit.
     """
 
     tickets: int = 4

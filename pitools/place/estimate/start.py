@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
@@ -141,18 +142,27 @@ def features(candidate: Candidate, pool: Pool | None) -> dict[str, float]:
     }
 
 
-def works(request: Request, candidates: Sequence[Candidate], rates: Mapping[str, Rate]) -> dict[str, Work]:
-    """Pool → what the run takes there. rates: pool → how it was measured, where it was."""
+def works(
+    request: Request, candidates: Sequence[Candidate], rates: Mapping[str, Rate],
+    past: Mapping[str, Waits | None] = MappingProxyType({}),
+) -> dict[str, Work]:  # fmt: skip
+    """Pool → what the run takes there. rates: pool → how it was measured, where it was. past: site → its history."""
     fit = [one for one in candidates if one.plan]
     said = {one.pool: one.said.throughput.get(request.name) for one in fit}
     known = {pool: Rate(samples_s=samples_s) for pool, samples_s in said.items() if samples_s}
     known |= {pool: rate for pool, rate in rates.items() if pool in said}
     scaled = speed.speeds(known, {one.pool: one.said.speed for one in fit})
     samples = next((rate.samples for rate in rates.values() if rate.samples), None)
-    return {one.pool: _work(request, one, known.get(one.pool), scaled[one.pool], samples) for one in fit}
+    found = {}
+    for one in fit:
+        per_day = others.failures(past.get(one.site.name), one.partition, one.site.place.failures_per_node_day)
+        found[one.pool] = _work(request, one, known.get(one.pool), scaled[one.pool], samples, per_day)
+    return found
 
 
-def _work(request: Request, candidate: Candidate, rate: Rate | None, speed: float, samples: float | None) -> Work:
+def _work(
+    request: Request, candidate: Candidate, rate: Rate | None, speed: float, samples: float | None, per_day: float
+) -> Work:
     assert candidate.plan
     job = candidate.plan.job
     if rate and samples:
@@ -161,7 +171,7 @@ def _work(request: Request, candidate: Candidate, rate: Rate | None, speed: floa
         # What a person asks for is what they think it takes where `speed` is 1.
         asked_s = units.seconds(request.time or candidate.site.defaults.time)
         run_s, basis = min(asked_s / speed, job.time_s), "its time limit" if not rate else "its time limit, by rate"
-    failures = candidate.site.place.failures_per_node_day * job.nodes * run_s / 86400
+    failures = per_day * job.nodes * run_s / 86400
     lost_s = _interval_s(request, rate, run_s) / 2 + REQUEUE_S
     return Work(
         run_s=run_s,

@@ -38,13 +38,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class AtSite(msgspec.Struct, frozen=True, kw_only=True):
     """What one site said of a request. starts: pool → when; rates: pool → how fast it ran there before.
 
-    is_late: some of it did not come in time.
+    past: what became of jobs there, None where accounting does not tell. is_late: some of it did not come in time.
     """
 
     candidates: tuple[Candidate, ...]
     starts: dict[str, Start]
     missing: Missing
     rates: dict[str, Rate]
+    past: Waits | None
     notes: tuple[str, ...]
     is_late: bool
 
@@ -79,7 +80,8 @@ def survey(wanted: Wanted, sites: Sequence[Site], *, timeout_s: float, max_age_s
     known = [one for one in answers.values() if isinstance(one, AtSite)]
     found = [one for at in known for one in at.candidates]
     rates = {pool: rate for at in known for pool, rate in at.rates.items()}
-    works = estimate.works(wanted.request, found, rates)
+    past = {name: at.past for name, at in answers.items() if isinstance(at, AtSite)}
+    works = estimate.works(wanted.request, found, rates, past)
     found = [in_time(one, works) for one in found]
     starts = {pool: start for at in known for pool, start in at.starts.items()}
     missing = {one.pool: at.missing for at in known for one in at.candidates}
@@ -109,7 +111,7 @@ def offers(wanted: Wanted, seen: Sequence[tuple[Site, Snapshot]], *, timeout_s: 
         for site, _ in seen
         for part, rate in speed.measured(wanted.request, site).items()
     }
-    works = estimate.works(wanted.request, found, rates)
+    works = estimate.works(wanted.request, found, rates, {site.name: others.kept(site) for site, _ in seen})
     found = [in_time(one, works) for one in found]
     data = {one.site.name: one.plan.data for one in found if one.plan and one.fits}
     questions = {
@@ -158,25 +160,26 @@ def _at(wanted: Wanted, site: Site, max_age_s: float, timeout_s: float) -> AtSit
     said = gather(questions, max(0.0, deadline - GRACE_S - time.monotonic()))
     known, missing, rates = (said.get(f" {what}") for what in ("waits", "data", "rates"))
     notes = [f"{site.name}: {note}" for note in seen.notes]
-    notes += [f"{site.name}: no history of waits: {known}"] if isinstance(known, PitError) else []
+    notes += [f"{site.name}: no history of jobs: {known}"] if isinstance(known, PitError) else []
     if isinstance(missing, PitError):
         # Without it nobody can say when the job could start.
         found = [msgspec.structs.replace(one, reasons=(*one.reasons, f"its data: {missing}")) for one in found]
     starts = {}
     full = {pool.pool: pool for pool in pools.pools(seen, (), site)} if fit else {}
     noted = history.waits(site.name) if fit else []
+    past = known if isinstance(known, Waits) else None
     for position, one in enumerate(found):
         raw_s = said.get(one.pool)
         if isinstance(raw_s, PitError):
             found[position] = msgspec.structs.replace(one, reasons=(*one.reasons, raw_s.what))
         elif isinstance(raw_s, float):
-            past = known if isinstance(known, Waits) else None
             starts[one.pool] = estimate.start(one, raw_s, seen, full.get(one.pool), past, noted)
     return AtSite(
         candidates=tuple(found),
         starts=starts,
         missing=missing if isinstance(missing, Missing) else Missing(),
         rates={pools.name(site.name, part): rate for part, rate in rates.items()} if isinstance(rates, dict) else {},
+        past=past,
         notes=tuple(notes),
         is_late=isinstance(missing, TryLater) or any(isinstance(said.get(pool), TryLater) for pool in fit),
     )

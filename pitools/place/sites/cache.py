@@ -83,6 +83,11 @@ def get(
         return answer
 
 
+def kept(name: str, kind: type[T], *, max_age_s: float) -> T | None:
+    """The kept answer of this name, if it is no older; None, and nobody is asked, where there is none."""
+    return _fresh(folder() / f"{name}.json", kind, time.time() - max_age_s)
+
+
 def _fresh(path: Path, kind: type[T], since: float) -> T | None:
     """The record that is kept here, if it was asked for since a moment; what is no record is none."""
     try:

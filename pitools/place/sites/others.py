@@ -1,4 +1,7 @@
-"""How long others' jobs waited at a site these last two weeks, as its accounting has it; asked for once a day."""
+"""What became of everybody's jobs at a site these last two weeks, as its accounting has it; asked for once a day.
+
+How long they waited, and how often a node failed under them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _DAY_S = 86400.0
 _REFUSED_S = 600.0
 _MOST = 50_000
 _FEW = 10  # of fewer, quantiles say nothing
-_COLUMNS = "JobIDRaw,Partition,NNodes,TimelimitRaw,Submit,Eligible,Start"
+_PRIOR_DAYS = 100.0  # node-days for which what the site file says counts
+_COLUMNS = "JobIDRaw,Partition,NNodes,TimelimitRaw,Submit,Eligible,Start,State,ElapsedRaw"
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True):
@@ -32,9 +36,10 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Waits(Record, frozen=True, kw_only=True, tag="pit.waits/1"):
-    """The site's own history, oldest first."""
+    """The site's own history. jobs: those that started, oldest first. ran: partition → (node-days, nodes lost)."""
 
     jobs: tuple[Wait, ...]
+    ran: dict[str, tuple[float, int]] = {}
 
 
 def read(site: Site, timeout_s: float) -> Waits:
@@ -45,22 +50,36 @@ def read(site: Site, timeout_s: float) -> Waits:
     )  # fmt: skip
 
 
+def kept(site: Site) -> Waits | None:
+    """What was last read of a site, if that is no more than a day old. Asks nobody."""
+    return cache.kept(snapshot.key(site, "waits"), Waits, max_age_s=_DAY_S)
+
+
 def ask(site: Site, timeout_s: float) -> Waits:
     """Ask the site's accounting. Raises as `read`."""
     sep = separator()
     reach = snapshot.reach(site, timeout_s)
-    command = ["sacct", "-a", "-X", "-n", "-P", f"--delimiter={sep}", "--noconvert",
+    # -D: of a job that was requeued each attempt; the one that lost its node is none of the last.
+    command = ["sacct", "-a", "-X", "-D", "-n", "-P", f"--delimiter={sep}", "--noconvert",
                f"--starttime=now-{DAYS}days", "--endtime=now", "-o", _COLUMNS]  # fmt: skip
     (done,) = batch(reach, [command])
-    found = [wait for row in rows(answer(reach, done), sep, len(_COLUMNS.split(",")), "sacct") if (wait := _wait(row))]
-    return Waits(jobs=tuple(sorted(found, key=lambda wait: wait.eligible_s)[-_MOST:]))
+    waits: list[Wait] = []
+    ran: dict[str, tuple[float, int]] = {}
+    for row in rows(answer(reach, done), sep, len(_COLUMNS.split(",")), "sacct"):
+        if wait := _wait(row):
+            waits.append(wait)
+            days, lost = ran.get(wait.partition, (0.0, 0))
+            days += wait.nodes * (count(row[-1]) or 0) / _DAY_S
+            ran[wait.partition] = days, lost + (row[-2] == "NODE_FAIL")
+    return Waits(jobs=tuple(sorted(waits, key=lambda wait: wait.eligible_s)[-_MOST:]), ran=ran)
 
 
 def _wait(row: Sequence[str]) -> Wait | None:
     """A row of sacct; None for a job that has not started."""
-    _, partition, nodes, limit, submit, eligible, start = row
+    _, partition, nodes, limit, submit, eligible, start, state, elapsed = row
     began, able = _unix_s(start), _unix_s(eligible) or _unix_s(submit)
-    if not began or not able:
+    # Of one that was cancelled while it waited Slurm tells that moment as its start.
+    if not began or not able or (state.startswith("CANCELLED") and not count(elapsed)):
         return None
     limit_s = span_s(limit, unit_s=60) or 0
     return Wait(partition, count(nodes) or 1, limit_s, able, max(0.0, began - able))
@@ -72,6 +91,12 @@ def _unix_s(text: str) -> float:
         return datetime.fromisoformat(said).timestamp() if said else 0.0
     except ValueError as error:
         raise unreadable("sacct", "not a time", text) from error
+
+
+def failures(past: Waits | None, partition: str, said: float) -> float:
+    """Nodes lost a node and day: what the site file says, the less so the more node-days accounting tells of."""
+    days, lost = past.ran.get(partition, (0.0, 0)) if past else (0.0, 0)
+    return (_PRIOR_DAYS * said + lost) / (_PRIOR_DAYS + days)
 
 
 def quantiles(waits: Waits, partition: str, nodes: int) -> tuple[float, float, float] | None:

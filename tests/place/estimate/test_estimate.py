@@ -163,19 +163,26 @@ def test_a_start_is_on_our_clock(
 def test_waits_of_others_are_read_from_their_eligible_time(
     made: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was held or dependent did not wait till then; early starts waited none; who still waits is left out."""
+    """Who was held or dependent did not wait till then; early starts waited none; who never started is left out."""
     rows = [
-        "1|gpu|2|60|2026-01-01T00:00:00|2026-01-01T01:00:00|2026-01-01T01:10:00",
-        "2|gpu|2|UNLIMITED|2026-01-01T00:00:00|Unknown|2026-01-01T00:00:30",
-        "3|gpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:02|2026-01-01T00:00:01",
-        "4|gpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:00|Unknown",
+        "1|gpu|2|60|2026-01-01T00:00:00|2026-01-01T01:00:00|2026-01-01T01:10:00|NODE_FAIL|43200",
+        "1|gpu|2|60|2026-01-01T00:00:00|2026-01-02T00:00:00|2026-01-02T00:00:05|COMPLETED|86400",
+        "2|gpu|2|UNLIMITED|2026-01-01T00:00:00|Unknown|2026-01-01T00:00:30|RUNNING|86400",
+        "3|cpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:02|2026-01-01T00:00:01|CANCELLED by 7|86400",
+        "4|gpu|1|60|2026-01-01T00:00:00|2026-01-01T00:00:00|Unknown|PENDING|0",
+        "5|gpu|9|60|2026-01-01T00:00:00|2026-01-01T00:00:00|2026-01-01T10:00:00|CANCELLED by 7|0",
     ]
     (home / "rows").write_text("\n".join(rows) + "\n")
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    found = others.read(made.site(), 10).jobs
-    assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found] == [(2, 0, 30), (1, 3600, 0), (2, 3600, 600)]
+    assert others.kept(made.site()) is None
+    found = others.read(made.site(), 10)
+    assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found.jobs] == [
+        (2, 0, 30), (1, 3600, 0), (2, 3600, 600), (2, 3600, 5),
+    ]  # fmt: skip
+    assert found.ran == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
+    assert others.kept(made.site()) == found
 
 
 # The run.
@@ -217,6 +224,19 @@ def test_failures_and_money(made: Any) -> None:
         asks(args={"checkpoint_every": 10}, **args), [one], {"x/gpu": Rate(samples_s=1, step_s=2.0)}
     )["x/gpu"]
     assert often.loss_s == pytest.approx(failures * (10 + 120))
+
+
+def test_nodes_that_failed_before_will_again(made: Any) -> None:
+    """What accounting saw counts against what the site file says, by the node-days behind it; others' sites do not."""
+    one = one_of(made, place=Placing(failures_per_node_day=0.01))
+    saw = {days: Waits(jobs=(), ran={"gpu": (days, round(days / 10)), "cpu": (1e6, 0)}) for days in (0.0, 100.0, 1e6)}
+    rates = [others.failures(saw[days], "gpu", 0.01) for days in (0.0, 100.0, 1e6)]
+    assert rates == pytest.approx([0.01, 0.055, 0.1], rel=1e-3)
+    assert others.failures(saw[100.0], "new", 0.02) == others.failures(None, "gpu", 0.02) == 0.02
+    for days, per_day in zip(saw, rates, strict=True):
+        for site, expected in (("x", per_day), ("y", 0.01)):
+            work = estimate.works(asks(), [one], {}, {site: saw[days]})["x/gpu"]
+            assert work.p_fail == pytest.approx(1 - math.exp(-expected * 2 * 2 / 24))
 
 
 def test_copying_costs_only_what_outlasts_the_wait(made: Any) -> None:
