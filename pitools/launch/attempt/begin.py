@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from pitools.core import clock
 from pitools.core.errors import PitError
 from pitools.launch import jobs, leave
-from pitools.launch.attempt import codes, fence, follow
+from pitools.launch.attempt import codes, fence, follow, patient
 from pitools.launch.attempt.where import Job
 from pitools.run import attempt as records
 from pitools.run import folder
@@ -31,7 +32,7 @@ class NoBeginning(Exception):
 def begin(job: Job, *, ends: str = "") -> Path:
     """Make the next attempt of the run and return its folder. ends: the job's time limit, where it is known.
 
-    Raises NoBeginning where this job has no leave, or the run is over, and OSError.
+    Raises NoBeginning where this job has no leave, the run is over, or all that was safe is gone; and OSError.
     """
     _ask_leave(job)
     before = folder.attempts(job.run_dir)
@@ -39,11 +40,14 @@ def begin(job: Job, *, ends: str = "") -> Path:
         _refuse_what_is_over(job.run_dir)
         if before:
             _judge(job, before[-1])
+    safe = progress(job.run_dir)
+    if job.mode != "none" and not safe and (known := _known(before)):
+        safe = _found_again(job, known)
     made = make(job)
     start = records.Start(
         attempt=made.name, job=job.number, job_id=job.job_id, cluster=job.cluster, restart=job.restart,
         node_list=job.node_list, nodes=job.nodes, started=clock.now(),
-        ends=ends or _ends(job, before, os.environ), progress=progress(job.run_dir),
+        ends=ends or _ends(job, before, os.environ), progress=safe,
     )  # fmt: skip
     folder.write(made / "start.json", start)
     if job.mode == "run" and (why := fence.overtaken(job)):
@@ -86,6 +90,39 @@ def progress(run_dir: Path) -> int:
     except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
         print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
         return 0
+
+
+def _known(before: list[Path]) -> int:
+    """Steps that were safe once, as the attempts up to now saw them."""
+    known = [0]
+    for path in before:
+        with contextlib.suppress(PitError, OSError):
+            began = folder.read(path / "start.json", records.Start)
+            ended = folder.read(path / "cause.json", records.Cause)
+            known += [seen.progress for seen in (began, ended) if seen]
+    return max(known)
+
+
+def _found_again(job: Job, known: int) -> int:
+    """Steps that are safe after all, once their store is back; a run whose checkpoints stay away is stopped.
+
+    To begin anew, over what a store that is not mounted hides, is for a person to say: `progress` in the run's folder.
+    """
+    if (job.run_dir / "progress").exists():
+        return 0
+    if safe := patient.until_found(lambda: progress(job.run_dir), f"{known} steps were safe"):
+        return safe
+    at = job.run_dir / "checkpoints"
+    why = (
+        f"{known} steps were safe, and {at} has no whole checkpoint now: mount it, or put them back, and resume the "
+        f"run with --force; to begin it anew instead: echo 0 > {job.run_dir / 'progress'}"
+    )
+    try:
+        if job.mode == "run":
+            follow.stop(job, "storage", why)
+    except PitError as error:
+        print(f"pit: the run has no verdict: {error}", file=sys.stderr)
+    raise NoBeginning(1, why)
 
 
 def _ask_leave(job: Job) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pitools.core import proc
@@ -16,6 +17,7 @@ from pitools.slurm.client import Client, Reach
 
 WRITABLE_S = 120.0
 ANSWER_S = 600.0
+FOUND_S = 300.0
 STEPS_S = 60.0
 _FIRST_S, _FILE_S, _LONGEST_S = 0.5, 2.0, 15.0
 _ASK_S = 10.0
@@ -45,6 +47,17 @@ def _refusal(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def until_found(look: Callable[[], int], what: str) -> int:
+    """What is there once it is more than nothing; 0 where it stays away. what: was there before."""
+    until, pause_s = time.monotonic() + FOUND_S, _FIRST_S
+    while not (found := look()) and time.monotonic() < until:
+        if pause_s == _FIRST_S:
+            print(f"pit: {what}, and nothing is found of them: waiting for it to come back", file=sys.stderr)
+        time.sleep(min(pause_s, max(0.0, until - time.monotonic())))
+        pause_s = min(2 * pause_s, _LONGEST_S)
+    return found
 
 
 def until_slurm_answers(left_s: float | None, patience_s: float = ANSWER_S) -> bool:

@@ -254,3 +254,50 @@ def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monk
     with pytest.raises(begin.NoBeginning, match="no leave"):
         begin.begin(job(tmp_path, mode="run"), ends=ENDS)
     assert folder.attempts(tmp_path) == []
+
+
+@pytest.fixture
+def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of which 40 steps were safe when its first attempt ended, and whose checkpoints are not there."""
+    monkeypatch.setattr(begin.patient, "FOUND_S", 0.0)
+    first = begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    ended = records.Cause(attempt="0", kind="node", confidence="likely", reason="so", progress=40)
+    folder.write(first / "cause.json", ended)
+    return tmp_path
+
+
+def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path) -> None:
+    """It does not begin anew over what a store that is not mounted hides; the verdict says what to do."""
+    with pytest.raises(begin.NoBeginning, match="40 steps were safe") as caught:
+        begin.begin(job(went_far, mode="run"), ends=ENDS)
+    assert (caught.value.code, len(folder.attempts(went_far))) == (1, 1)
+    verdict = folder.read(went_far / "verdict.json", records.Verdict)
+    assert verdict is not None
+    assert (verdict.state, verdict.kind, verdict.exit_code) == ("stopped", "storage", 1)
+    assert f"echo 0 > {went_far}/progress" in verdict.reason
+    with pytest.raises(begin.NoBeginning, match="the run was stopped"):
+        begin.begin(job(went_far, mode="run"), ends=ENDS)
+
+
+def test_a_lone_allocation_without_its_checkpoints_fails(went_far: Path) -> None:
+    """A ticket's run has no verdict to give: its queue hears of the exit code."""
+    with pytest.raises(begin.NoBeginning, match="40 steps were safe"):
+        begin.begin(job(went_far, mode="allocation"), ends=ENDS)
+    assert not (went_far / "verdict.json").exists()
+
+
+def test_a_person_may_let_it_begin_anew(went_far: Path) -> None:
+    """By the file in which a program with checkpoints of its own says how far it got."""
+    (went_far / "progress").write_text("0\n")
+    assert begin.begin(job(went_far, mode="run"), ends=ENDS).name == "1"
+
+
+def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is mounted a moment late is waited for."""
+    monkeypatch.setattr(begin.patient, "FOUND_S", 30.0)
+    looks = iter([0, 0, 40])
+    monkeypatch.setattr(begin, "progress", lambda run_dir: next(looks))
+    made = begin.begin(job(went_far, mode="run"), ends=ENDS)
+    start = folder.read(made / "start.json", records.Start)
+    assert start is not None
+    assert start.progress == 40
