@@ -7,6 +7,7 @@ got = nodes.get(plan, found, slurm, job_id)
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from pitools.launch.plan import Plan
@@ -50,12 +51,15 @@ def get(plan: Plan, found: Fabric, slurm: Client, job_id: str, *, follow_s: floa
 
 def note(run_dir: Path, got: Acquired) -> None:
     """Let the run's events tell of its choice."""
-    folder.note(
-        run_dir, "topology", by=got.by, tries=got.tries, chosen=got.chosen, node_list=got.node_list, leaves=got.leaves,
-        is_within=got.is_within, is_lifted=got.is_lifted, why=got.why,
-    )  # fmt: skip
+    with contextlib.suppress(OSError):  # the job is there all the same
+        folder.note(
+            run_dir, "topology", by=got.by, tries=got.tries, chosen=got.chosen, node_list=got.node_list,
+            leaves=got.leaves, is_within=got.is_within, is_lifted=got.is_lifted, why=got.why,
+        )  # fmt: skip
 
 
 def _wish(plan: Plan, follow_s: float) -> Wish:
     by = plan.request.topology
-    return Wish(by="exclude" if by == "none" else by, timeout_s=follow_s, segment=plan.job.segment)
+    return Wish(
+        by="exclude" if by == "none" else by, timeout_s=follow_s, silent_s=follow_s, segment=plan.job.segment
+    )  # fmt: skip

@@ -108,21 +108,35 @@ def _found_again(job: Job, known: int) -> int:
 
     To begin anew, over what a store that is not mounted hides, is for a person to say: `progress` in the run's folder.
     """
-    if (job.run_dir / "progress").exists():
-        return 0
-    if safe := patient.until_found(lambda: progress(job.run_dir), f"{known} steps were safe"):
-        return safe
+
+    def is_there() -> bool:
+        _refuse_what_is_over(job.run_dir)  # it may be cancelled, or moved, while this waits
+        return progress(job.run_dir) > 0 or (job.run_dir / "progress").exists() or not _is_bare(at)
+
     at = job.run_dir / "checkpoints"
+    if patient.until(is_there, f"{known} steps were safe, and {at} is empty"):
+        return progress(job.run_dir)
     why = (
-        f"{known} steps were safe, and {at} has no whole checkpoint now: mount it, or put them back, and resume the "
-        f"run with --force; to begin it anew instead: echo 0 > {job.run_dir / 'progress'}"
+        f"{known} steps were safe, and {at} is empty: mount it, or put them back, and resume the run with --force; to "
+        f"begin it anew instead: echo 0 > {job.run_dir / 'progress'}"
     )
     try:
-        if job.mode == "run":
-            follow.stop(job, "storage", why)
+        follow.stop(job, "storage", why)
     except PitError as error:
         print(f"pit: the run has no verdict: {error}", file=sys.stderr)
     raise NoBeginning(1, why)
+
+
+def _is_bare(checkpoints: Path) -> bool:
+    """Whether nothing shows that checkpoints were ever kept there: not even damaged ones, or whose they are."""
+    from pitools.checkpoint import layout, owner
+
+    try:
+        names = [path.name for path in checkpoints.iterdir()]
+    except OSError:
+        return True
+    ours = (owner.FILE_NAME, layout.QUARANTINE)
+    return not any(name in ours or layout.step_of(Path(name)) is not None for name in names)
 
 
 def _ask_leave(job: Job) -> None:

@@ -49,14 +49,14 @@ def _refusal(folder: Path) -> OSError | None:
     return None
 
 
-def until_found(look: Callable[[], int], what: str) -> int:
-    """What is there once it is more than nothing; 0 where it stays away. what: was there before."""
-    until, pause_s = time.monotonic() + FOUND_S, _FIRST_S
-    while not (found := look()) and time.monotonic() < until:
+def until(is_so: Callable[[], bool], why: str) -> bool:
+    """Wait until something is the case; False where it does not come to that. why: what there is to wait for."""
+    until_s, pause_s = time.monotonic() + FOUND_S, _FIRST_S
+    while not (found := is_so()) and time.monotonic() < until_s:
         if pause_s == _FIRST_S:
-            print(f"pit: {what}, and nothing is found of them: waiting for it to come back", file=sys.stderr)
-        time.sleep(min(pause_s, max(0.0, until - time.monotonic())))
-        pause_s = min(2 * pause_s, _LONGEST_S)
+            print(f"pit: {why}: waiting for it to come back", file=sys.stderr)
+        time.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
+        pause_s = min(2 * pause_s, _FILE_S)
     return found
 
 

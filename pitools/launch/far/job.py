@@ -29,7 +29,7 @@ from pitools.site.template import container_prefix
 from pitools.slurm.refusals import Unanswered, refusal, was_never_sent
 
 _SBATCH_S = 60
-_NOT_THERE, _TAKEN_BACK, _IN_DOUBT = 66, 68, 69
+_KNOWN, _NOT_THERE, _TAKEN_BACK, _IN_DOUBT = 65, 66, 68, 69
 _TIMED_OUT = (124, 137)
 _LOOKS, _LOOK_S = 4, 0.5
 _BACK = timedelta(days=30)
@@ -43,7 +43,7 @@ _NO_LOGIN = re.compile(
 # written down there before it is told here, so that a connection that is lost in between loses nothing. Words after
 # the fifth are sbatch's own.
 _SUBMIT = (
-    "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; [ -s job.json ] && { cat job.json; exit 0; }; "
+    "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; [ -s job.json ] && { cat job.json; exit 65; }; "
     '[ -f script.sbatch ] && [ "$(readlink leave)" != no ] || exit 68; '
     'ln -sT "$2" submitting 2>/dev/null || exit 69; '
     "d=$1; t=$3; b=$4; a=$5; shift 5; "
@@ -76,8 +76,8 @@ def submit(
     """
     slurm = client(site)
     fabric = nodes.fabric(plan, site, slurm)
-    job = _send(plan, site, name, gate, also, ready, nodes.HELD if fabric else ())
-    if fabric:
+    job, is_new = _send(plan, site, name, gate, also, ready, nodes.HELD if fabric else ())
+    if fabric and is_new:  # one that was there before may have run, and ended, since
         try:
             nodes.get(plan, fabric, slurm, job.job_id, follow_s=nodes.TICKET_S)
         except PitError:
@@ -89,10 +89,11 @@ def submit(
 
 def _send(
     plan: Plan, site: Site, name: str, gate: bool, also: Sequence[Entry], ready: Callable[[], None], args: Sequence[str]
-) -> Sent:  # fmt: skip
+) -> tuple[Sent, bool]:  # fmt: skip
+    """The job, and whether it was certainly made by this call."""
     at = there.run_dir(site, name)
-    if job := _queue(site, name, at, args):
-        return job
+    if known := _queue(site, name, at, args):
+        return known
     began, sent = time.monotonic(), 0
     for staged in data.missing(plan, site):
         sent += data.send(staged, site).bytes
@@ -106,10 +107,11 @@ def _send(
         with contextlib.suppress(PitError):
             files.remove(site, at)
         raise
-    job = _queue(site, name, at, args)
-    if job is None:
+    queued = _queue(site, name, at, args)
+    if queued is None:
         raise TryLater("the run's folder was there and is gone again", where=at, hint="run it again")
-    return msgspec.structs.replace(job, data_bytes=sent, data_s=wall_s)
+    job, is_new = queued
+    return msgspec.structs.replace(job, data_bytes=sent, data_s=wall_s), is_new
 
 
 def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
@@ -149,8 +151,8 @@ def moved_to(plan: Plan, site: Site, at: str) -> Plan:
     )
 
 
-def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> Sent | None:
-    """The run's job, submitted now or before; None where the run's folder is not there yet."""
+def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> tuple[Sent, bool] | None:
+    """The run's job, and whether it was certainly submitted now; None where the run's folder is not there yet."""
     for look in range(_LOOKS):
         try:
             done = _ask(site, at, args)
@@ -162,8 +164,8 @@ def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> Sent | None:
             continue  # the connection was lost: what became of it is known there
         if done.code == _NOT_THERE:
             return None
-        if done.code == 0:
-            return _read(done.stdout, at)
+        if done.code in (0, _KNOWN):
+            return _read(done.stdout, at), done.code == 0
         if done.code == _TAKEN_BACK:
             raise ClusterError("it was taken back before it was submitted", where=at, hint="submit it anew")
         if done.code != _IN_DOUBT and done.code not in _TIMED_OUT:
@@ -173,7 +175,7 @@ def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> Sent | None:
         except TryLater as error:
             raise _unanswered(error) from error
         if job:
-            return job
+            return job, False
         time.sleep(_LOOK_S)  # somebody else may be about to write its id down
     raise Unanswered("it was submitted before, and no job of its name is there", where=at, hint="take it back")
 

@@ -105,14 +105,15 @@ class Ticker:
     def _clear(
         self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
     ) -> None:
-        """Bring home what has ended, and clear away what never began."""
+        """Bring home what has ended, clear away what never began, and leave no nodes chosen for what begins anew."""
 
         def act(name: str) -> None:
             tickets.fetch(board, sites[name], due[name].fetch)
             if due[name].gone:
                 tickets.hands(sites[name]).forget(sites[name], due[name].gone)
+            tickets.lift(sites[name], due[name].lift)
 
-        _each([name for name, one in due.items() if one.fetch or one.gone], act, faults)
+        _each([name for name, one in due.items() if one.fetch or one.gone or one.lift], act, faults)
 
     def _take_back(
         self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]

@@ -6,6 +6,7 @@ there: the next tick looks first.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pitools.place.queue import waits
 from pitools.place.queue.board import Board
 from pitools.place.queue.journal import Job, Ticket
 from pitools.run.folder import JobRef
+from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.refusals import Unanswered
 
@@ -92,6 +94,14 @@ def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
         board.note(job, "void", ticket.n, why="it had waited too long for leave")
 
 
+def lift(site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
+    """Let tickets start wherever they fit. Safe to repeat. Raises Unreachable."""
+    for job, ticket in due:
+        with contextlib.suppress(ClusterError):  # it has started meanwhile
+            wanted = job.asked.request
+            client(site).update(ticket.slurm_id, exclude=wanted.exclude, nodelist=wanted.nodelist)
+
+
 def place(
     board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *, deadline: float,
     placed: Callable[[Place, str], None],
@@ -124,7 +134,7 @@ def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> 
     except PitError as error:
         # Slurm says that it has not got it. Should that be wrong, the job finds that it has no leave.
         hands(site).take_back(site, [ticket.name])
-        is_refused = isinstance(error, ClusterError)
+        is_refused = isinstance(error, (ClusterError, ConfigError, DataError, UsageError))
         board.note(job, "refused" if is_refused else "void", ticket.n, pool=decision.pool, why=str(error))
         if not is_refused:
             raise

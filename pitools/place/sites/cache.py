@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -21,6 +21,9 @@ from pitools.core.record import Record
 from pitools.stage.cache.lock import taken
 
 T = TypeVar("T", bound=Record)
+
+# What `kept` read: (file, kind) → the file's state, and what is in it.
+_READ: dict[tuple[Path, type[Record]], tuple[tuple[int, int, int], Record | None]] = {}
 
 
 class Failure(Record, frozen=True, kw_only=True, tag="pit.failure/1"):
@@ -84,8 +87,19 @@ def get(
 
 
 def kept(name: str, kind: type[T], *, max_age_s: float) -> T | None:
-    """The kept answer of this name, if it is no older; None, and nobody is asked, where there is none."""
-    return _fresh(folder() / f"{name}.json", kind, time.time() - max_age_s)
+    """The kept answer of this name, if it is no older; None, and nobody is asked, where there is none.
+
+    Cheap to ask for again: a file that has not changed since is not read again.
+    """
+    path = folder() / f"{name}.json"
+    with contextlib.suppress(OSError):
+        now = path.stat()
+        state = (now.st_ino, now.st_size, now.st_mtime_ns)
+        known = _READ.get((path, kind))
+        if known is None or known[0] != state or time.time() - max_age_s > now.st_mtime:
+            known = _READ[path, kind] = state, _fresh(path, kind, time.time() - max_age_s)
+        return cast("T | None", known[1])
+    return None
 
 
 def _fresh(path: Path, kind: type[T], since: float) -> T | None:

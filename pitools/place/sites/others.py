@@ -51,8 +51,8 @@ def read(site: Site, timeout_s: float) -> Waits:
 
 
 def kept(site: Site) -> Waits | None:
-    """What was last read of a site, if that is no more than a day old. Asks nobody."""
-    return cache.kept(snapshot.key(site, "waits"), Waits, max_age_s=_DAY_S)
+    """What was last read of a site. Asks nobody."""
+    return cache.kept(snapshot.key(site, "waits"), Waits, max_age_s=DAYS * _DAY_S)
 
 
 def ask(site: Site, timeout_s: float) -> Waits:

@@ -20,6 +20,7 @@ from pitools.slurm.states import takes_jobs
 
 NO_END_S = 365 * 86400.0  # of a job without a time limit
 _HOLDS = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
+_PASSES = frozenset({"maintenance"})  # of a node, by itself
 # Of these reasons only does a job wait for nodes; the others (held, dependent, at a limit) take none from anybody.
 _COMPETES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required", "None")
 
@@ -75,21 +76,24 @@ def _pool(
         running=sorted(zip(ends, units, strict=True)),
         waiting=wanted,
         tickets=site.place.tickets,
-        closed=_closed(snapshot, able),
+        closed=_closed(snapshot, [node for node in nodes if takes_jobs(node.state, {*node.flags} - _PASSES)], site),
     )
 
 
-def _closed(snapshot: Snapshot, nodes: list[Node]) -> list[tuple[float, float]]:
-    """The windows (from, to), on our clock, in which reservations keep all these nodes from jobs that name none.
+def _closed(snapshot: Snapshot, nodes: list[Node], site: Site) -> list[tuple[float, float]]:
+    """The windows (from, to), on our clock, in which reservations keep all these nodes from our jobs.
 
-    One that is MAGNETIC draws such jobs in, and one of some cores leaves the others.
+    One that is MAGNETIC draws them in, one that the site's own flags name is ours, and one of some cores leaves others.
     """
+    ours = {flag.removeprefix("--reservation=") for flag in site.dialect.extra if flag.startswith("--reservation=")}
+    ours = {name for names in ours for name in names.split(",")}
     cpus, names = {node.node: node.cpus for node in snapshot.nodes}, {node.node for node in nodes}
     kept: list[tuple[float, float, set[str]]] = []
     for one in snapshot.reservations:
         mine = names.intersection(every := _expand(one.node_list))
         is_whole = not one.cpus or one.cpus >= sum(cpus.get(node, 0) for node in every)
-        if mine and is_whole and "magnetic" not in one.flags and one.start and one.end:
+        is_others = "magnetic" not in one.flags and one.reservation not in ours
+        if mine and is_whole and is_others and one.start and one.end:
             kept.append((_ours_s(one.start, snapshot), _ours_s(one.end, snapshot), mine))
     if not kept or set().union(*(mine for _, _, mine in kept)) != names:
         return []

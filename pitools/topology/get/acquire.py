@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 HELD = ("--begin=now+60",)  # more than the choice takes; should nobody make it, the job begins without one
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 5.0
-_SILENT_S = 60.0  # beyond the time-out: so long it is tried to lift the constraint of a Slurm that does not answer
 _STUCK_S = 15.0  # of waiting for nodes that look free: whatever the job lacks there, we do not see it
 _LACKING = ("Resources", "ReqNodeNotAvail", "Nodes required", "BadConstraints", "Reservation")
 _REFUSED = ("Invalid user id", "Access/permission denied", "ermission denied")
@@ -95,7 +94,7 @@ class _Hunt:
     def follow(self) -> Acquired:
         """Look until the job starts; choose again when what was chosen is lost."""
         pause_s = _FIRST_PAUSE_S
-        while time.monotonic() - self.began < self.wish.timeout_s + _SILENT_S:
+        while time.monotonic() - self.began < self.wish.timeout_s + self.wish.silent_s:
             with contextlib.suppress(TryLater):
                 if ended := self.step():
                     return ended

@@ -18,13 +18,15 @@ Then = Literal["lift", "keep", "cancel"]
 class Wish(NamedTuple):
     """What is wanted of the nodes.
 
-    by: how Slurm is told. tries: choices at most. timeout_s: for all of them. spares: nodes beyond the job's own, whose
+    by: how Slurm is told. tries: choices at most. timeout_s: for all of them. silent_s: so long it is tried then to
+    lift the constraint of a Slurm that does not answer. spares: nodes beyond the job's own, whose
     leaves are left open to it too. then: what becomes of the constraint, or of the job, when neither led to a start.
     """
 
     by: By = "exclude"
     tries: int = 3
     timeout_s: float = 300.0
+    silent_s: float = 60.0
     objective: Objective = "level"
     segment: int = 0
     spares: int = 0

@@ -18,7 +18,7 @@ import pytest
 
 from pitools.core import hosts
 from pitools.core.errors import ClusterError, ConfigError
-from pitools.launch import far
+from pitools.launch import far, nodes
 from pitools.launch import plan as planning
 from pitools.launch.seen import Seen
 from pitools.run import folder
@@ -116,6 +116,22 @@ def test_it_gets_the_best_of_the_free_nodes(site: Site, make_plan: MakePlan, nam
     other, mine = sorted(leaves, key=lambda leaf: leaf.issuperset(hosts.expand(told["NodeList"])))
     assert set(hosts.expand(told["NodeList"])) < mine
     assert set(hosts.expand(told["ExcNodeList"])) == other
+
+
+def test_what_was_queued_before_is_only_looked_up(
+    site: Site, make_plan: MakePlan, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody chooses nodes for it again, though Slurm may have forgotten it: its run stays as it is."""
+    plan = make_plan(nodes=2, topology="exclude")
+    sent = far.submit(plan, site, name=name)
+    until(site, name, over)
+
+    def forgotten(*_: object, **__: object) -> None:
+        raise ClusterError(f"Slurm does not know job {sent.job_id}")
+
+    monkeypatch.setattr(nodes, "get", forgotten)
+    assert far.submit(plan, site, name=name).job_id == sent.job_id
+    assert Path(far.run_dir(site, name), "attempts").is_dir()
 
 
 def test_nodes_that_cannot_be_reserved(

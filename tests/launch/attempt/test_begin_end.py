@@ -16,6 +16,7 @@ from pitools.core import clock
 from pitools.core.errors import ClusterError, UsageError
 from pitools.launch import jobs, leave
 from pitools.launch.attempt import begin, codes, end, fence, follow, notice, signals, where
+from pitools.launch.recover import settling
 from pitools.run import attempt as records
 from pitools.run import folder
 from pitools.site.model import Site
@@ -266,10 +267,12 @@ def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path) -> None:
+@pytest.mark.parametrize("mode", ["run", "allocation"])
+def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str) -> None:
     """It does not begin anew over what a store that is not mounted hides; the verdict says what to do."""
+    (went_far / "checkpoints").mkdir()
     with pytest.raises(begin.NoBeginning, match="40 steps were safe") as caught:
-        begin.begin(job(went_far, mode="run"), ends=ENDS)
+        begin.begin(job(went_far, mode=mode), ends=ENDS)
     assert (caught.value.code, len(folder.attempts(went_far))) == (1, 1)
     verdict = folder.read(went_far / "verdict.json", records.Verdict)
     assert verdict is not None
@@ -279,11 +282,26 @@ def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path) -> None:
         begin.begin(job(went_far, mode="run"), ends=ENDS)
 
 
-def test_a_lone_allocation_without_its_checkpoints_fails(went_far: Path) -> None:
-    """A ticket's run has no verdict to give: its queue hears of the exit code."""
-    with pytest.raises(begin.NoBeginning, match="40 steps were safe"):
+@pytest.mark.parametrize("left", ["step_40", "quarantine", "owner.json"])
+def test_what_was_kept_there_and_is_no_good_is_not_waited_for(went_far: Path, left: str) -> None:
+    """The store is there: damaged checkpoints, or ones that were set aside, are for the loop to go on without."""
+    (went_far / "checkpoints" / left).mkdir(parents=True)
+    assert begin.begin(job(went_far, mode="run"), ends=ENDS).name == "1"
+
+
+def test_a_run_that_is_cancelled_while_it_waits_does_not_begin(went_far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdict ends the wait."""
+    monkeypatch.setattr(begin.patient, "FOUND_S", 30.0)
+    looks = iter(range(3))
+
+    def cancelled(run_dir: Path) -> int:
+        if next(looks) == 1:
+            settling.conclude(run_dir, "stopped", "cancelled", "so")
+        return 0
+
+    monkeypatch.setattr(begin, "progress", cancelled)
+    with pytest.raises(begin.NoBeginning, match="the run was stopped: so"):
         begin.begin(job(went_far, mode="allocation"), ends=ENDS)
-    assert not (went_far / "verdict.json").exists()
 
 
 def test_a_person_may_let_it_begin_anew(went_far: Path) -> None:
@@ -295,8 +313,8 @@ def test_a_person_may_let_it_begin_anew(went_far: Path) -> None:
 def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is mounted a moment late is waited for."""
     monkeypatch.setattr(begin.patient, "FOUND_S", 30.0)
-    looks = iter([0, 0, 40])
-    monkeypatch.setattr(begin, "progress", lambda run_dir: next(looks))
+    looks = iter([0, 0])
+    monkeypatch.setattr(begin, "progress", lambda run_dir: next(looks, 40))
     made = begin.begin(job(went_far, mode="run"), ends=ENDS)
     start = folder.read(made / "start.json", records.Start)
     assert start is not None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.request import Request
 from pitools.place.model import Option, Place, Pool
 from pitools.place.policy.decide import decide
 from pitools.place.policy.rules import Policy
-from pitools.place.queue import deciding
+from pitools.place.queue import deciding, tickets
 from pitools.place.queue import folder as queue
 from pitools.place.queue.board import Board
+from pitools.run.folder import JobRef
 from pitools.site.model import Site
 
 OPTION = Option(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
@@ -51,3 +54,37 @@ def test_short_jobs_wait_in_a_full_queue(places: Callable[..., list[str]]) -> No
 def test_who_wants_the_best_nodes_is_sent_when_some_are_free(places: Callable[..., list[str]]) -> None:
     """As everybody is."""
     assert places(2, plain="none", choosy="exclude") == ["choosy", "plain"]
+
+
+@pytest.mark.parametrize("error", [ConfigError, DataError, UsageError, ClusterError])
+def test_who_cannot_be_sent_there_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[PitError]
+) -> None:
+    """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    asked = [queue.ask(Request(name=name, command="true", time="1m"), ("a",), owner="ada") for name in ("bad", "good")]
+    queue.add(queue.root(), asked)
+    board, sent = Board(queue.root()), []
+
+    class Hands:
+        def submit(self, plan: object, site: Site, *, name: str, gate: bool = False) -> JobRef:
+            if name.startswith("bad"):
+                raise error("no fabric")
+            sent.append(name)
+            return JobRef(job_id="7", site="a", submitted="")
+
+        def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
+            return dict.fromkeys(names, True)
+
+    monkeypatch.setattr(tickets, "hands", lambda site: Hands())
+    wanted = [Place(job_id=one, pool="a/train") for one in sorted(board.jobs)]
+    tickets.place(
+        board,
+        Site(name="a"),
+        wanted,
+        lambda *_: None,
+        deadline=math.inf,
+        placed=lambda *_: None,  # type: ignore[arg-type, return-value]
+    )
+    assert [name.partition("-")[0] for name in sent] == ["good"]
+    assert [len(job.refusals) for _, job in sorted(board.jobs.items())] == [1, 0]

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core import hosts
 from pitools.core.errors import ClusterError
 from pitools.launch import leave, near
 from pitools.launch import plan as planning
 from pitools.launch.request import Request, Topology
 from pitools.place.queue import folder as queue
+from pitools.site.connect import client
 from pitools.site.load import load
 from pitools.site.model import Site
 from pitools.slurm.client import Client, Reach
@@ -243,6 +245,27 @@ def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Pa
     events = (tmp_path / "runs" / f"{job_id}.1" / "events.jsonl").read_text().splitlines()
     (told,) = [one["detail"] for one in map(json.loads, events) if one["event"] == "topology"]
     assert (told["by"], told["leaves"], told["is_within"], told["is_lifted"]) == ("exclude", 1, True, False)
+
+
+def test_a_job_that_is_put_back_may_start_anywhere(env: dict[str, str], tmp_path: Path) -> None:
+    """Its nodes were chosen for its first start: on the next tick it waits for none of them."""
+    (tmp_path / "tree.toml").write_text(
+        REQUEST.format(name="dispatch-tree", ran=tmp_path / "ran", length_s=60).replace(
+            "[env]", 'topology = "exclude"\nexclude = "alpha08"\n[env]'
+        )
+    )
+    done = pit(env, "run", str(tmp_path / "tree.toml"), "--site", "alpha")
+    job_id = json.loads(done.stdout)["job_id"]
+    _until(lambda: pit(env, "tick").returncode == 0 and states([job_id]) == {"running"})
+    slurm, slurm_id = client(load("alpha")), queue.find(queue.root(), job_id).tickets[0].slurm_id
+    slurm.requeue([slurm_id])
+    _until(lambda: slurm.job(slurm_id)[0].state == "PENDING")
+    assert "alpha08" in hosts.expand(slurm.job(slurm_id)[0].excluded_nodes)
+    assert len(hosts.expand(slurm.job(slurm_id)[0].excluded_nodes)) > 1
+    assert pit(env, "tick").returncode == 0
+    assert slurm.job(slurm_id)[0].excluded_nodes == "alpha08"
+    assert states([job_id]) == {"running"}
+    slurm.cancel([slurm_id])
 
 
 def test_nodes_that_cannot_be_reserved(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,16 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
     assert isinstance(said["a"], ClusterError)
     assert said["a"].where == "a"
     assert said["b"] == "b"
+
+
+def test_what_is_kept_is_had_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before it was asked for, nor after its age; as long as it does not change it is read once."""
+    assert cache.kept("a", Said, max_age_s=60) is None
+    for n in (1, 2):
+        cache.get("a", Said, lambda _, n=n: Said(n=n), max_age_s=0, timeout_s=5)
+        assert cache.kept("a", Said, max_age_s=60) == Said(n=n)
+    first = cache.kept("a", Said, max_age_s=60)
+    assert cache.kept("a", Said, max_age_s=60) is first
+    later = time.time() + 61
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert cache.kept("a", Said, max_age_s=60) is None

@@ -10,6 +10,7 @@ import pytest
 
 from pitools.core import clock
 from pitools.place.sites.pools import freed, held_by, pools, tasks
+from pitools.site.model import Dialect
 from pitools.slurm.records import Reservation
 
 
@@ -127,9 +128,18 @@ def test_reservations_of_every_node_close_a_pool(
     assert pool.closed == [(NOW_S + 3600 * first, NOW_S + 3600 * last) for first, last in windows]
 
 
-def test_nodes_that_are_down_need_not_be_reserved(made: Any) -> None:
-    """A pool is closed when all that could run jobs is kept; times are on our clock."""
-    nodes = (*(made.node(f"n{i}") for i in (1, 2, 3)), made.node("n4", flags=("drain",)))
+@pytest.mark.parametrize(("flag", "is_closed"), [("drain", True), ("maintenance", False)])
+def test_nodes_that_are_down_need_not_be_reserved(made: Any, flag: str, is_closed: bool) -> None:
+    """A pool is closed when all that will run jobs is kept: nodes in maintenance will, too. Times are on our clock."""
+    nodes = (*(made.node(f"n{i}") for i in (1, 2, 3)), made.node("n4", flags=(flag,)))
     seen = made.snapshot(seen_s=NOW_S, skew_s=600.0, nodes=nodes, reservations=(_kept("n[1-3]", 1, 3),))
     (pool,) = pools(seen, (), made.site())
-    assert pool.closed == [(NOW_S + 3000, NOW_S + 3 * 3600 - 600)]
+    assert pool.closed == ([(NOW_S + 3000, NOW_S + 3 * 3600 - 600)] if is_closed else [])
+
+
+def test_a_reservation_of_our_own_closes_nothing(made: Any) -> None:
+    """The site's flags name it: our jobs run in it."""
+    seen = made.snapshot(seen_s=NOW_S, reservations=(_kept("n[1-4]", 1, 3),))
+    for flag, closed in (("--reservation=a,n[1-4]", 0), ("--reservation=b", 1)):
+        (pool,) = pools(seen, (), made.site(dialect=Dialect(extra=(flag,))))
+        assert len(pool.closed) == closed
