@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -148,9 +148,10 @@ def grant(site: Site, name: str, job_id: str) -> bool:
         raise os_error(error, run_dir(site, name)) from error
 
 
-def cancel(site: Site, job_ids: Sequence[str]) -> None:
-    """End these jobs. Safe to repeat."""
-    client(site).cancel(list(job_ids))
+def cancel(site: Site, jobs: Mapping[str, str]) -> None:
+    """End these tickets' jobs, id → name. Safe to repeat: one that got its id since then has another name."""
+    for job_id, name in jobs.items():
+        client(site).cancel([job_id], name=name)
 
 
 def forget(site: Site, names: Sequence[str]) -> None:

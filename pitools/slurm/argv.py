@@ -104,9 +104,10 @@ def estimate(args: Sequence[str] = ()) -> list[str]:
     return ["sbatch", "--test-only", *args]
 
 
-def cancel(ids: Sequence[str]) -> list[str]:
-    """End these jobs; scancel says nothing of an id that it does not know."""
-    return ["scancel", *_ids(ids)]
+def cancel(ids: Sequence[str], name: str = "") -> list[str]:
+    """End these jobs, or those of them that have a name; scancel says nothing of an id that it does not know."""
+    only = [f"--name={_checked(name, _NAME, 'job name')}"] if name else []
+    return ["scancel", *only, *_ids(ids)]
 
 
 def requeue(ids: Sequence[str]) -> list[str]:

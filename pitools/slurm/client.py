@@ -198,9 +198,12 @@ class Client:
         except ClusterError:
             return None
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """End these jobs; those that have ended, or are not known, are left alone. Safe to repeat."""
-        command = argv.cancel(ids)
+    def cancel(self, ids: Sequence[str], name: str = "") -> None:
+        """End these jobs; those that have ended, or are not known, are left alone. Safe to repeat.
+
+        name: those of another name are left alone, too. A slurmctld that crashed gives ids that it forgot to new jobs.
+        """
+        command = argv.cancel(ids, name)
         done = self._call(command, {})
         if (done.code or "error" in done.stderr) and not means_gone(done.stderr):
             raise self._refusal(command, done)

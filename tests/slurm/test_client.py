@@ -169,7 +169,8 @@ def test_cancelling_what_has_ended_is_done(told: Make, stderr: str) -> None:
     """Cancelling twice, or what is gone, is no error."""
     client, ran = told(lambda argv: (1 if stderr else 0, "", stderr))
     client.cancel(["4"])
-    assert ran == [["scancel", "4"]]
+    client.cancel(["4"], name="mine")
+    assert ran == [["scancel", "4"], ["scancel", "--name=mine", "4"]]
 
 
 def test_cancelling_another_users_job_is_refused(told: Make) -> None:

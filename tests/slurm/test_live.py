@@ -164,6 +164,16 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
     assert alpha.accounting([job_id])[0].name == name
 
 
+def test_a_job_of_another_name_is_not_cancelled(alpha: Client, queued: Callable[..., str], name: str) -> None:
+    """Its id was another's before a crash: scancel goes by both."""
+    job = queued(f"--job-name={name}")
+    alpha.cancel([job], name=f"{name}.1")
+    assert alpha.state_of([job]) == {job: "PENDING"}
+    for _ in range(2):
+        alpha.cancel([job], name=name)
+    assert alpha.state_of([job]) == {job: "CANCELLED"}
+
+
 def test_what_slurm_refuses_to_queue(alpha: Client, tmp_path: Path) -> None:
     """Text that is no script, an unknown option, a missing file and an unknown job are refused, not in doubt."""
     for submit in (

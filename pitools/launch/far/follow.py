@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -115,9 +115,10 @@ def _lines(site: Site, script: str, names: Sequence[str], fields: int, *words: s
     yield from cut
 
 
-def cancel(site: Site, job_ids: Sequence[str]) -> None:
-    """End these jobs. Safe to repeat."""
-    client(site).cancel(list(job_ids))
+def cancel(site: Site, jobs: Mapping[str, str]) -> None:
+    """End these tickets' jobs, id → name. Safe to repeat: one that got its id since then has another name."""
+    for job_id, name in jobs.items():
+        client(site).cancel([job_id], name=name)
 
 
 def forget(site: Site, names: Sequence[str]) -> None:

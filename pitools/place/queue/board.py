@@ -77,23 +77,23 @@ class Board:
 
 
 class Due(NamedTuple):
-    """What a look asks for at its site: tickets to take back, to let go again, and jobs of Slurm to end.
+    """What a look asks for at its site: tickets to take back, to let go again, and jobs of Slurm to end, id → name.
 
     gone: names of tickets that never ran and that Slurm does not know any more. fetch: tickets that have run. lift:
-    that Slurm began and put back, with nodes that were chosen for their first start.
+    those that Slurm began and put back, by their ids, with nodes that were chosen for their first start.
     """
 
     take: list[tuple[Job, Ticket]]
     grant: list[tuple[Job, Ticket]]
-    end: list[str]
+    end: dict[str, str]
     gone: list[str]
     fetch: list[tuple[Job, Ticket]]
-    lift: list[tuple[Job, Ticket]]
+    lift: list[tuple[Job, str]]
 
 
 def settle(board: Board, site: str, asked: str, seen: dict[str, Seen]) -> Due:
     """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there."""
-    due = Due([], [], [], [], [], [])
+    due = Due([], [], {}, [], [], [])
     now = clock.now()
     for job, ticket in board.tickets(site):
         # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
@@ -111,7 +111,7 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
             board.note(job, "swept", ticket.n)
             due.gone.extend([] if may_run else [ticket.name])  # what one left that ran all the same is not ours to end
         else:
-            due.end.append(seen.job_id)
+            due.end[seen.job_id] = ticket.name
     elif ticket.state == "over":
         due.fetch.append((job, ticket))
     elif ticket.state == "taken":
@@ -143,7 +143,7 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
 def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
     """A ticket that Slurm knows and that is not over: how far it has come."""
     if seen.state == "PENDING" and leave.may_run(seen.leave) and job.asked.request.topology != "none":
-        due.lift.append((job, ticket))
+        due.lift.append((job, seen.job_id))
     if ticket.state == "intended":
         job = board.note(job, "submitted", ticket.n, slurm_id=seen.job_id)
     if ticket.gate and leave.may_run(seen.leave):

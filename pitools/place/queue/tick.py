@@ -122,7 +122,7 @@ class Ticker:
         since = {row.site: row.since for row in view.sites(self.place).sites if row.site in faults}
         _give_up_lost(board, faults)
         take = {name: list(one.take) for name, one in due.items()}
-        ends = {name: list(one.end) for name, one in due.items()}
+        ends = {name: dict(one.end) for name, one in due.items()}
         known = {(job.job_id, ticket.n) for pairs in take.values() for job, ticket in pairs}
         for job in board.jobs.values():
             for ticket in [*_unwanted(job), *_stranded(job, since)]:
@@ -131,11 +131,11 @@ class Ticker:
             if job.is_cancelled:
                 for ticket in job.live:
                     if ticket.is_running and ticket.slurm_id and ticket.site in due:
-                        ends.setdefault(ticket.site, []).append(ticket.slurm_id)
+                        ends.setdefault(ticket.site, {})[ticket.slurm_id] = ticket.name
 
         def act(name: str) -> None:
             tickets.take_back(board, sites[name], take.get(name, ()))
-            tickets.end(sites[name], ends.get(name, ()))
+            tickets.end(sites[name], ends.get(name, {}))
 
         _each(take.keys() | ends.keys(), act, faults)
 

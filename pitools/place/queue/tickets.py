@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,7 +37,7 @@ class Hands(Protocol):
     def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]: ...  # noqa: D102
     def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
     def grant(self, site: Site, name: str, job_id: str) -> bool: ...  # noqa: D102
-    def cancel(self, site: Site, job_ids: Sequence[str]) -> None: ...  # noqa: D102
+    def cancel(self, site: Site, jobs: Mapping[str, str]) -> None: ...  # noqa: D102
     def forget(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
 
 
@@ -75,13 +75,13 @@ def take_back(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> No
         else:
             board.note(job, "started", ticket.n, why="it had begun already")
     # Out of the queue as well; if that fails now, the next tick finds it void and yet in the queue.
-    end(site, [ticket.slurm_id for _, ticket in due if taken[ticket.name] and ticket.slurm_id])
+    end(site, {ticket.slurm_id: ticket.name for _, ticket in due if taken[ticket.name] and ticket.slurm_id})
 
 
-def end(site: Site, job_ids: Sequence[str]) -> None:
-    """End jobs of Slurm. Safe to repeat."""
-    if job_ids:
-        hands(site).cancel(site, job_ids)
+def end(site: Site, jobs: Mapping[str, str]) -> None:
+    """End tickets' jobs, id → name. Safe to repeat."""
+    if jobs:
+        hands(site).cancel(site, jobs)
 
 
 def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
@@ -94,12 +94,12 @@ def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
         board.note(job, "void", ticket.n, why="it had waited too long for leave")
 
 
-def lift(site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
-    """Let tickets start wherever they fit. Safe to repeat. Raises Unreachable."""
-    for job, ticket in due:
+def lift(site: Site, due: Sequence[tuple[Job, str]]) -> None:
+    """Let tickets, (job, id in Slurm), start wherever they fit. Safe to repeat. Raises Unreachable."""
+    for job, slurm_id in due:
         with contextlib.suppress(ClusterError):  # it has started meanwhile
             wanted = job.asked.request
-            client(site).update(ticket.slurm_id, exclude=wanted.exclude, nodelist=wanted.nodelist)
+            client(site).update(slurm_id, exclude=wanted.exclude, nodelist=wanted.nodelist)
 
 
 def place(

@@ -113,4 +113,4 @@ def test_what_ran_after_it_was_given_up_is_kept(board: Board) -> None:
     (job,) = board.jobs.values()
     board.note(job, "void", 1)
     due = settle(board, "alpha", clock.now(), {job.tickets[0].name: Seen("COMPLETED", "7", "run.7")})
-    assert (due.gone, due.end) == ([], [])
+    assert (due.gone, due.end) == ([], {})

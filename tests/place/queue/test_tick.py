@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,10 @@ class Cluster:
             raise Unreachable("the answer is lost")
         return word == leave.word(job_id)
 
-    def cancel(self, site: Site, job_ids: Sequence[str]) -> None:
+    def cancel(self, site: Site, jobs: Mapping[str, str]) -> None:
         self.answer()
-        for job_id in job_ids:
-            if self.jobs.get(job_id, ["", ""])[1] in ("PENDING", "RUNNING"):
+        for job_id, name in jobs.items():
+            if self.jobs.get(job_id) in ([name, "PENDING"], [name, "RUNNING"]):
                 self.jobs[job_id][1] = "CANCELLED"
 
     def forget(self, site: Site, names: Sequence[str]) -> None:
@@ -146,10 +146,11 @@ class Cluster:
                 job[1] = "RUNNING"
             if job[1] == "COMPLETED" and state == "RUNNING":
                 self.ran[name.rpartition(".")[0]] += 1
-        if self.faults.strikes(0.3):  # slurmctld comes back without its latest job
+        if self.faults.strikes(0.3):  # slurmctld comes back without its latest job, and gives its number to another
             late = str(self.last)
             if late in self.jobs and self.jobs[late][1] == "PENDING":
                 del self.jobs[late]
+                self.last -= 1
 
 
 class World:
@@ -294,6 +295,38 @@ def test_a_ticket_that_is_stranded_goes_elsewhere(world: Callable[..., World], m
     made.tick()
     assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
     assert alpha.words == {f"{job_id}.1": leave.NO}
+
+
+def test_a_number_that_slurm_forgot_may_be_another_s(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld crashed, and gave the number of a ticket that it forgot to the next: that one is left to run."""
+    made = world(0, 0.0)
+    job_ids = add(made, 2)
+    alpha, names = made.clusters["alpha"], []
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        model.Place(job_id=job.job_id, pool="alpha/train")
+        for job in jobs
+        if job.job_id not in {ticket.job_id for ticket in held}
+    ]
+    submit = alpha.submit
+
+    def second_is_late(plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef:
+        names.append(name)
+        if len(names) == 2:
+            raise Unanswered("socket timed out")
+        return submit(plan, site, name=name, gate=gate)
+
+    monkeypatch.setattr(alpha, "submit", second_is_late)
+    made.tick()
+    assert alpha.jobs == {"1": [names[0], "PENDING"]}
+    alpha.jobs = {"1": [names[1], "RUNNING"]}
+    alpha.words[names[1]] = "run.1"
+    for _ in range(20):
+        made.tick()
+        alpha.step()
+    assert alpha.jobs["1"] == [names[1], "COMPLETED"]
+    assert made.ran == Counter(job_ids)
 
 
 def test_a_withdrawn_job_leaves_every_queue(world: Callable[..., World]) -> None:
