@@ -3,9 +3,10 @@
 python perf/bench_place_live.py [--jobs 200] [--rounds 3] [--quick]        needs root and Debian's Slurm packages
 
 Starts two clusters of its own, north and south, of 8 nodes each. Ours go through `pit place`: a `watch` that is killed
-(-9) every few seconds and started again. The peer's are the same scripts, given to `sbatch -M north,south` one after
-the other; what sbatch says it did not take it is given again. Each job takes a whole node for 1 to 3 s, and appends its
-number when it begins and when it ends. The ratio is the peer's makespan over ours.
+(-9) every few seconds and started again, as it is where it ends with an error, which is told. The peer's are the same
+scripts, given to `sbatch -M north,south` one after the other; what sbatch says it did not take it is given again. Each
+job takes a whole node for 1 to 3 s, and appends its number when it begins and when it ends. The ratio is the peer's
+makespan over ours.
 """
 
 from __future__ import annotations
@@ -178,22 +179,27 @@ def ours(run: Run, clusters: Clusters) -> dict[str, float]:
     sites = ["--site", "north", "--site", "south"]
     subprocess.run([PIT, "place", "run", *sites, *map(str, run.requests)], env=env, check=True, capture_output=True)
     crash = _crash_in_the_middle(run, clusters)
-    kills = 0
+    kills = errors = 0
     with (run.work / "watch").open("ab") as log:
         while time.time() - began < LONGEST_S:
             watch = subprocess.Popen(
                 [PIT, "place", "watch", "--every", "2s", "--until-empty"], env=env, stdout=log, stderr=log
             )
             try:
-                watch.wait(LONGEST_S if run.calm else run.dice.uniform(1, 6))
-                break
+                if watch.wait(LONGEST_S if run.calm else run.dice.uniform(1, 6)) == 0:
+                    break
+                errors += 1  # it says why in its log
+                time.sleep(1)
             except subprocess.TimeoutExpired:
                 watch.kill()
                 watch.wait()
                 kills += 1
     crash.join()
     calls = clusters.calls() - before
-    return run.result(began) | {"kills": kills, "calls": calls}
+    if errors:
+        said = [line for line in (run.work / "watch").read_text().splitlines() if not line.startswith("{")]
+        print(*said[-20:], sep="\n", file=sys.stderr)
+    return run.result(began) | {"kills": kills, "errors": errors, "calls": calls}
 
 
 def peers(run: Run, clusters: Clusters) -> dict[str, float]:

@@ -22,7 +22,7 @@ from pitools.place.queue import folder as queue
 from pitools.place.queue.board import Board, Due, settle
 from pitools.place.queue.journal import Job, Ticket
 from pitools.place.queue.waits import Foretelling
-from pitools.place.sites.asking import Answer, Asking
+from pitools.place.sites.asking import Answer, Asking, fault
 from pitools.place.sites.snapshot import Snapshot
 from pitools.place.sites.snapshot import read as read_snapshot
 from pitools.site.load import load
@@ -225,7 +225,7 @@ def _cancelled(board: Board) -> None:
 
 
 def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
-    """Act at several sites at once; what goes wrong at one is noted as its fault."""
+    """Act at several sites at once; what goes wrong at one, whatever it is, is noted as its fault."""
     names = sorted(sites)
     if not names:
         return
@@ -233,8 +233,8 @@ def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, Pi
     def guarded(name: str) -> tuple[str, PitError | None]:
         try:
             act(name)
-        except PitError as error:
-            return name, error
+        except Exception as error:  # noqa: BLE001 - what was begun stands in the journals, and is looked for
+            return name, fault(name, error)
         return name, None
 
     with ThreadPoolExecutor(len(names)) as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -21,6 +22,19 @@ class Answer(NamedTuple, Generic[T]):
 
     asked_s: float
     said: T | PitError
+
+
+def fault(site: str, error: Exception) -> PitError:
+    """What went wrong with one site, as an error of it; also what nobody thought of, with the place where it was."""
+    if isinstance(error, PitError):
+        return error
+    if isinstance(error, OSError):
+        return os_error(error, Path(str(error.filename or site)))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    return ClusterError(
+        f"this was not thought of: {what}", where=site, hint="please report it, with what the site printed"
+    )
 
 
 class Asking(Generic[T]):
@@ -61,13 +75,8 @@ class Asking(Generic[T]):
         said: T | PitError
         try:
             said = question(max(0.0, deadline - time.monotonic()))
-        except PitError as error:
-            said = error
-        except OSError as error:
-            said = os_error(error, Path(str(error.filename or name)))
         except Exception as error:  # noqa: BLE001 - an answer can be wrong in ways that nobody thought of
-            what = f"what it said could not be understood: {type(error).__name__}: {error}"
-            said = ClusterError(what, where=name, hint="please report this, with what the site printed")
+            said = fault(name, error)
         with self._changed:
             self._answers[name] = Answer(self._asked.pop(name), said)
             self._changed.notify_all()

@@ -425,3 +425,28 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
         (True, True)
     ]
     assert [getattr(one, "started", None) for one in noted["beta"]] == [None, False]
+
+
+def test_what_nobody_thought_of_is_the_fault_of_its_site(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick goes on at the others, and says where it was; the job is found again by the next."""
+    made = world(0, 0.0)
+    job_ids = add(made, 2)
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        model.Place(job_id=job.job_id, pool=f"{name}/train")
+        for job, name in zip(jobs, ("alpha", "beta"), strict=False)
+        if job.job_id not in {ticket.job_id for ticket in held}
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(made.clusters["alpha"], "submit", lambda *_, **__: {}["nothing"])
+        ticked = made.tick()
+    assert ticked is not None
+    why = {row.site: row.why for row in ticked.sites.sites}
+    assert "KeyError: 'nothing' (test_tick.py:" in why["alpha"]
+    assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{max(job_ids)}.1"]
+    for _ in range(20):
+        made.tick()
+        for cluster in made.clusters.values():
+            cluster.step()
+    assert made.ran == Counter(job_ids)
