@@ -260,4 +260,4 @@ def test_the_run_itself_knows_best(site: Site, make_plan: MakePlan, far_side: An
     ended = Path(far.run_dir(site, name)) / "attempts" / "9" / "exit.json"
     folder.write(ended, folder.Attempt(job_id=sent.job_id, exit_code=0, ended=""))
     assert far.state(site, [name])[name][:4] == ("COMPLETED", sent.job_id, f"run.{sent.job_id}", 0)
-    far.cancel(site, [sent.job_id])
+    far.cancel(site, {sent.job_id: name})
