@@ -265,7 +265,7 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="pit-place-live-"))
     clusters = Clusters(args.base_port)
     ratios: list[float] = []
-    worst = Counter({"lost": 0, "twice": 0})
+    worst = Counter({"lost": 0, "twice": 0, "errors": 0})
     per_job: list[float] = []
     try:
         for number in range(rounds):
@@ -284,7 +284,7 @@ def main() -> int:
                 if who == "ours":
                     per_job.append(sum(calls.values()) / jobs)
             ratios.append(theirs["makespan_s"] / mine["makespan_s"])
-            worst += Counter({"lost": int(mine["lost"]), "twice": int(mine["twice"])})
+            worst.update({key: int(mine[key]) for key in ("lost", "twice", "errors")})
         version = clusters.version()
     finally:
         if not args.keep:
@@ -298,7 +298,7 @@ def main() -> int:
         ratios,
         reach=1.0,
     )
-    right = not worst["lost"] and not worst["twice"] and max(per_job) <= MOST_CALLS
+    right = not any(worst.values()) and max(per_job) <= MOST_CALLS
     said = f"{worst['lost']} lost, {worst['twice']} run twice, {max(per_job):.1f} calls a job"
     case = replace(case, case=f"{case.case}, {said}", ok=case.ok and right)
     return report([case])

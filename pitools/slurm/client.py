@@ -24,7 +24,6 @@ from pitools.slurm.records import (
     Node,
     Partition,
     Qos,
-    Reservation,
     StartEstimate,
     Submitted,
     Switch,
@@ -67,10 +66,6 @@ class Client:
     def nodes(self, names: str = "") -> list[Node]:
         """Every node, or those of a folded host list."""
         return parse_nodes.scontrol_nodes(self._read(argv.nodes(names)), UTC)
-
-    def reservations(self) -> list[Reservation]:
-        """Every reservation that this user may see."""
-        return parse_nodes.reservations(self._read(argv.RESERVATIONS), UTC)
 
     def address(self, node: str) -> str:
         """The address at which slurmctld reaches a node."""

@@ -101,8 +101,9 @@ def _closed(snapshot: Snapshot, nodes: list[Node], site: Site) -> list[tuple[flo
     windows: list[tuple[float, float]] = []
     for from_s, to_s in pairwise(edges):
         if set().union(*(mine for first, last, mine in kept if first <= from_s and to_s <= last)) == names:
-            is_on = bool(windows) and windows[-1][1] == from_s
-            windows[-1:] = [(windows[-1][0], to_s)] if is_on else [*windows[-1:], (from_s, to_s)]
+            if windows and windows[-1][1] == from_s:
+                from_s, _ = windows.pop()
+            windows.append((from_s, to_s))
     return [window for window in windows if window[1] > snapshot.seen_s]
 
 
