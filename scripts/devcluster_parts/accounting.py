@@ -30,7 +30,8 @@ def prepare_database(layout: Layout, *, limit_s: float) -> bool:
     argv = ["mariadb-install-db", "--no-defaults", f"--datadir={part}", f"--user={user}", "--skip-test-db"]
     # Whoever reaches the socket as this user of the machine is this user of the database: there is no password.
     argv += ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}"]
-    run(argv, root=layout.root, limit_s=limit_s)
+    # Its temporary files lie beside the data: a mariadbd removes at its start those of any other that shares /tmp.
+    run(argv, root=layout.root, limit_s=limit_s, TMPDIR=str(layout.database))
     os.rename(part, data)
     return True
 

@@ -94,11 +94,11 @@ def _start_all(work: Start) -> list[Daemon]:
     controllers = _start_kind(work, everyone, "slurmctld")
     slurmds = _start_kind(work, everyone, "slurmd")
     started += [*controllers, *slurmds]
-    touched = {daemon.cluster for daemon in [*controllers, *slurmds]}
+    new = {daemon.name.removeprefix("slurmd-") for daemon in slurmds}
     for cluster in work.layout.clusters:
-        if cluster.name in touched:
-            new = {daemon.name.removeprefix("slurmd-") for daemon in slurmds}
-            _wait_for_nodes(work, everyone, cluster, new)
+        _wait_for_nodes(work, everyone, cluster, new)
+        if any(daemon.cluster == cluster.name for daemon in started):
+            work.say(f"{cluster.name}: ready")
     return started
 
 
@@ -110,10 +110,11 @@ def _start_accounting(work: Start, everyone: list[Daemon]) -> list[Daemon]:
         if accounting.prepare_database(layout, limit_s=work.left_s()):
             work.say("made the database")
         started += _started(work, database)
-        wait_for([database], lambda: "" if answers(layout.socket) else "mariadbd's socket", until=work.until)
+    # Awaited whoever started them: an `up` that was killed leaves daemons that run but do not answer yet.
+    wait_for([database], lambda: "" if answers(layout.socket) else "mariadbd's socket", until=work.until)
     if dbd.who() is None:
         started += _started(work, dbd)
-        wait_for([dbd], lambda: "" if _listens(dbd) else "slurmdbd's port", until=work.until)
+    wait_for([dbd], lambda: "" if _listens(dbd) else "slurmdbd's port", until=work.until)
     unknown = any(not (cluster.folder / "state" / "clustername").exists() for cluster in layout.clusters)
     if (started or unknown) and accounting.settle(layout, limit_s=work.left_s()):
         work.say(f"accounts {', '.join(accounting.ACCOUNTS)}; QOS {', '.join(accounting.QOS)}")
@@ -121,12 +122,12 @@ def _start_accounting(work: Start, everyone: list[Daemon]) -> list[Daemon]:
 
 
 def _start_kind(work: Start, everyone: Iterable[Daemon], kind: str) -> list[Daemon]:
-    wanted = [daemon for daemon in everyone if daemon.kind == kind and daemon.who() is None]
-    if not wanted:
-        return []
-    _started(work, *wanted)
+    alike = [daemon for daemon in everyone if daemon.kind == kind]
+    wanted = [daemon for daemon in alike if daemon.who() is None]
+    if wanted:
+        _started(work, *wanted)
     if kind == "slurmctld":
-        wait_for(wanted, lambda: ", ".join(f"port {d.port}" for d in wanted if not _listens(d)), until=work.until)
+        wait_for(alike, lambda: ", ".join(f"port {d.port}" for d in alike if not _listens(d)), until=work.until)
     return wanted
 
 
@@ -144,7 +145,6 @@ def _listens(daemon: Daemon) -> bool:
 def _wait_for_nodes(work: Start, everyone: list[Daemon], cluster: Cluster, new: set[str]) -> None:
     waiting = [daemon for daemon in everyone if daemon.cluster == cluster.name]
     wait_for(waiting, lambda: not_ready(cluster, new, root=work.layout.root, limit_s=work.left_s()), until=work.until)
-    work.say(f"{cluster.name}: ready")
 
 
 def down(where: Path, *, keep_logs: bool, timeout_s: float) -> bool:

@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,26 +77,56 @@ def interrupted():
 
 
 def interrupt(root: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """What the second `up` said, and the state of every daemon after it."""
-    up = [SCRIPT, "up", *map(str, options(root, second=1))]
+    """What the third `up` said, and the state of every daemon after it."""
+    record = root / "processes" / "slurmdbd.json"
     try:
-        with subprocess.Popen(up, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-            end = time.monotonic() + 30
-            while not (root / "processes" / "slurmdbd.json").exists() and time.monotonic() < end:
-                time.sleep(0.05)
-            time.sleep(0.5)
-            assert first.poll() is None
-            first.kill()
+        kill_up([*map(str, options(root, second=1))], root, record.exists)
+        with slow(read_record(record).pid):
+            kill_up(["--root", str(root)], root, lambda: "sacctmgr" in set_up_by(root))
         again = [SCRIPT, "up", "--root", root]
-        second = subprocess.run(again, capture_output=True, text=True, timeout=150, check=False)
-        return second, running(root)
+        third = subprocess.run(again, capture_output=True, text=True, timeout=150, check=False)
+        return third, running(root)
     finally:
         subprocess.run([SCRIPT, "down", "--root", root], capture_output=True, timeout=150, check=True)
 
 
+def kill_up(words: list[str], root: Path, moment: Callable[[], bool]) -> None:
+    """A `kill -9` of `up` at this moment; fails with its words when it ends before."""
+    said = root.with_name("said")
+    with said.open("w") as file, subprocess.Popen([SCRIPT, "up", *words], stdout=file, stderr=file) as process:
+        while not moment() and process.poll() is None:
+            time.sleep(0.02)
+        assert process.poll() is None, said.read_text()
+        process.kill()
+
+
+@contextlib.contextmanager
+def slow(pid: int) -> Iterator[None]:
+    """A process that does nothing for its first two seconds."""
+    os.kill(pid, signal.SIGSTOP)
+    awake = threading.Timer(2, os.kill, (pid, signal.SIGCONT))
+    awake.start()
+    try:
+        yield
+    finally:
+        awake.join()
+
+
+def set_up_by(root: Path) -> set[str]:
+    """The programs that an `up` of this root waits for."""
+    found = set()
+    for who in search.of_setup(root):
+        with contextlib.suppress(OSError):
+            found.add(Path(f"/proc/{who.pid}/comm").read_text().strip())
+    return found
+
+
 def test_up_heal_down(root, devcluster, interrupted):
     """Up runs a job, up again changes nothing, a killed controller and node come back, down leaves nothing."""
-    first = devcluster("up", *options(root))
+    # The temporary file of some other MariaDB, which one that began in the same folder would remove.
+    with tempfile.NamedTemporaryFile(prefix="#sql", suffix=".MAI", dir="/tmp") as anothers:
+        first = devcluster("up", *options(root))
+        assert Path(anothers.name).exists()
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"export SLURM_CONF={root}/gamma/slurm.conf\n"
     tasks = client(root, "srun", "-N2", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR").split()
@@ -124,9 +156,9 @@ def test_up_heal_down(root, devcluster, interrupted):
 
 
 def test_up_killed_midway_is_finished_by_the_next(interrupted):
-    """A `kill -9` of `up` while it sets up the accounts leaves nothing that the next `up` cannot use."""
-    second, states = interrupted.result(200)
-    assert second.returncode == 0, second.stderr
+    """A `kill -9` before slurmdbd answers, and one while the accounts are made, leave nothing that stops the next."""
+    third, states = interrupted.result(200)
+    assert third.returncode == 0, third.stderr
     assert set(states.values()) == {"up"}
 
 
