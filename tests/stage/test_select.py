@@ -369,7 +369,18 @@ def test_a_plain_store_in_part(tmp_path: Path) -> None:
         {"zarr_format": 2, "compressors": numcodecs.LZ4()},
         {"zarr_format": 2, "compressors": numcodecs.Zlib()},
     ],
-    ids=str,
+    ids=[
+        "plain",
+        "big-endian v2",
+        "big-endian",
+        "shards",
+        "shards+zstd+crc32c",
+        "blosc+crc32c",
+        "gzip",
+        "blosc v2",
+        "lz4 v2",
+        "zlib v2",
+    ],
 )
 def test_boundaries_of_any_codec(tmp_path: Path, codec: dict[str, Any]) -> None:
     """However zarr-python wrote the offsets, they are read as it would."""

@@ -139,11 +139,12 @@ def test_jobs_run_once_each_over_both_clusters(env: dict[str, str], tmp_path: Pa
 @pytest.mark.parametrize("lines", [1, 2, 3])
 def test_a_tick_killed_at_any_line_loses_nothing(env: dict[str, str], tmp_path: Path, lines: int) -> None:
     """kill -9 as soon as the journal has so many lines: what was in flight is found again, and runs once."""
-    (job_id,) = add(tmp_path, env, 1)
+    (job_id,) = add(tmp_path, env, 1, length_s=3.0 if lines == 3 else 0.2)  # the third line is that it was seen running
     journal = Path(env["PIT_PLACE"]) / "jobs" / job_id / "journal.jsonl"
     watch = subprocess.Popen([PIT, "place", "watch", "--every", "0.2s"], env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and _lines(journal) < lines:
+    while _lines(journal) < lines:
+        assert time.monotonic() < deadline, "there were fewer lines"
         time.sleep(0.001)
     watch.send_signal(signal.SIGKILL)
     watch.wait()
