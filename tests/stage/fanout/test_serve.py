@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pitools.core.errors import ClusterError
 from pitools.stage.fanout import serve, wire
@@ -25,7 +27,7 @@ LIMIT = serve.RANGE
 class Served:
     """A real server child of node 1, and node 0's connections to it."""
 
-    def __init__(self, tmp_path: Path, port: int) -> None:
+    def __init__(self, tmp_path: Path, port: int, patience: Patience = PATIENCE) -> None:
         self.partial, self.final = tmp_path / "partial", tmp_path / "final"
         self.partial.mkdir()
         for name in ("a", "b"):
@@ -39,7 +41,7 @@ class Served:
         self.port = port
         self.listener = serve.hold_port(self.group, "v")
         server = serve.Server(
-            self.listener, self.group, "v", self.files, [self.partial, self.final], self.board, PATIENCE
+            self.listener, self.group, "v", self.files, [self.partial, self.final], self.board, patience
         )
         self.child = serve.start(server)
 
@@ -78,8 +80,8 @@ def ask(connection: socket.socket, request: wire.Request) -> tuple[int, int, byt
 
 
 @pytest.fixture
-def served(tmp_path: Path, free_port) -> Iterator[Served]:
-    made = Served(tmp_path, free_port())
+def served(tmp_path: Path, free_port, request: pytest.FixtureRequest) -> Iterator[Served]:
+    made = Served(tmp_path, free_port(), getattr(request, "param", PATIENCE))
     try:
         yield made
     finally:
@@ -211,15 +213,21 @@ def test_strangers_cost_a_moment_each(served: Served):
                     pass
 
 
+@pytest.mark.parametrize("served", [structs.replace(PATIENCE, answer_s=20.0)], indirect=True)
 def test_more_strangers_than_there_is_room_for_are_turned_away(served: Served):
-    """Their number has a limit; once their time is over friends get in again."""
+    """Their number has a limit; once they have gone friends get in again."""
     served.board.mark_all()
+    room, ended = 64 + 16 * 3, select.poll()
     with contextlib.ExitStack() as stack:
-        for _ in range(64 + 16 * 3 + 50):
-            stack.enter_context(served.raw())
-        assert threads(served) <= 64 + 16 * 3 + 2
-        await_threads(served, 2)
-        assert served.get(0)[2] == CONTENT
+        for _ in range(room + 50):
+            ended.register(stack.enter_context(served.raw()), select.POLLIN)
+        deadline = time.monotonic() + 10
+        while len(ended.poll(0)) < 50:
+            assert time.monotonic() < deadline, "nobody is turned away"
+            time.sleep(0.02)
+        assert (len(ended.poll(0)), threads(served)) == (50, room + 2)
+    await_threads(served, 2)
+    assert served.get(0)[2] == CONTENT
 
 
 def test_a_client_that_takes_nothing_is_left(served: Served):
