@@ -16,6 +16,8 @@ from pitools.core.errors import ClusterError, ToolMissing, Unreachable
 
 _GRACE_S = 1.0  # for the last words of a program that has ended; whoever holds its output longer is not waited for
 _LOOK_S = 0.2  # how often it is looked at whether a program has ended whose output is still open
+_DYING_S = 5.0  # within which what was killed has given back its memory
+_DYING_LOOK_S = 0.005
 _EVERYBODY_S = 0.2  # in which a signal that goes to every process of a step has reached all of them
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -118,14 +120,20 @@ def start(
         )  # fmt: skip
 
 
-def kill_session(leader: int) -> None:
-    """Kill whatever is left of the session of a program started with `session`, whether that program lives or not."""
-    killed: set[int] = set()
-    while found := {pid for pid in _pids() if _is(os.getsid, pid, leader)} - killed:
-        for pid in found:
+def kill_sessions(*leaders: int) -> None:
+    """Kill whatever is left of the sessions of programs started with `session`, whether those programs live or not.
+
+    Returns when it is gone, ports and files too. A process in the kernel's hands (a dead mount) or of another user is
+    not waited for beyond _DYING_S.
+    """
+    deadline = time.monotonic() + _DYING_S
+    while left := [pid for pid in _pids() if _is(os.getsid, pid, *leaders) and _runs(pid)]:
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= found
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_DYING_LOOK_S)
 
 
 def foreground(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
@@ -191,9 +199,18 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _is(of: Callable[[int], int], pid: int, number: int) -> bool:
+def _runs(pid: int) -> bool:
+    """Whether any thread of it does: a process may look dead by its first thread long before it has let go."""
     try:
-        return of(pid) == number
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _is(of: Callable[[int], int], pid: int, *numbers: int) -> bool:
+    try:
+        return of(pid) in numbers
     except (ProcessLookupError, PermissionError):
         return False
 

@@ -247,8 +247,7 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.
             first_bad, kill_at = codes.HUNG, time.monotonic()
         ended = all(code is not None for code in ended_with)
         if ended or time.monotonic() > kill_at:
-            for child in stopper.children:
-                proc.kill_session(child.pid)
+            proc.kill_sessions(*(child.pid for child in stopper.children))
         if ended:
             return first_bad
         time.sleep(0.05)

@@ -121,20 +121,22 @@ def test_a_program_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, m
         proc.run([str(program)], timeout_s=5)
 
 
-def test_kill_session_ends_groups_of_its_own_too(tmp_path: Path) -> None:
-    """What a program left behind is killed, also when it moved to another process group."""
+def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path) -> None:
+    """What a program left behind, in another process group too, and large enough that its end takes time."""
+    large = f"{sys.executable} -c \"import time; held = b'x' * (1 << 28); print('now', flush=True); time.sleep(60)\""
     process = proc.start(
-        ["bash", "-c", "set -m; sleep 60 & echo $!; exit 0"], env=os.environ, log=tmp_path / "log", session=True
-    )
+        ["bash", "-c", f"set -m; {large} & echo $!; exit 0"],
+        env=os.environ, log=tmp_path / "log", session=True,
+    )  # fmt: skip
     assert process.wait(20) == 0
-    left = int((tmp_path / "log").read_text())
-    assert os.getpgid(left) == left
-    proc.kill_session(process.pid)
-    for _ in range(100):
-        if not Path(f"/proc/{left}").exists() or Path(f"/proc/{left}/stat").read_text().rpartition(")")[2][1] == "Z":
-            return
+    for _ in range(400):
+        if "now" in (said := (tmp_path / "log").read_text()):
+            break
         time.sleep(0.05)
-    raise AssertionError("it lives")
+    left = int(said.split()[0])
+    assert os.getpgid(left) == left
+    proc.kill_sessions(process.pid)
+    assert not Path(f"/proc/{left}").exists() or Path(f"/proc/{left}/stat").read_text().rpartition(")")[2][1] == "Z"
 
 
 def test_foreground_passes_signals_on() -> None:

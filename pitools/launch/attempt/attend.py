@@ -76,7 +76,7 @@ class _Step:
             self._said.relay()
             self._said.close()
             self._ears.close()
-            proc.kill_session(self._child.pid)
+            proc.kill_sessions(self._child.pid)
         if code and not self._hung and not self._ending:
             self._look_around()
         return codes.HUNG if self._hung else code if code >= 0 else 128 - code
@@ -154,7 +154,7 @@ class _Step:
         self._said.add(silent.text(found) or "pit: error: srun does not end, and all nodes answer\n")
         with contextlib.suppress(OSError):
             (self._attempt / _GAVE_UP).touch()
-        proc.kill_session(self._child.pid)
+        proc.kill_sessions(self._child.pid)
 
 
 class _Said:
