@@ -57,9 +57,10 @@ class _Step:
         self._watch = Watch(attempt / "steps", allowed) if allowed else None
         self._stragglers = Stragglers(run_dir, attempt) if watched else None
         self._said = _Said(attempt / "logs")
-        self._ears = Ears(attempt, self._told)
         self._hung = self._ending = self._looked = False
         self._failed_at = self._term_at = float("inf")
+        self._to_pass_on: list[int] = []
+        self._ears = Ears(attempt, self._told)
         self._child = proc.start(argv, env=os.environ, log=self._said.raw, session=True)
         self._look_at = time.monotonic()
         self._job, self._fence_at = fence.of_this_job(), self._look_at + fence.EVERY_S
@@ -68,6 +69,8 @@ class _Step:
         ends: list[tuple[float, Callable[[], None]]] = [(GRACE_S, self._end), (GRACE_S + SILENT_S, self._give_up)]
         try:
             while (code := self._child.poll()) is None:
+                while self._to_pass_on:
+                    self._send(self._to_pass_on.pop(0))
                 self._look(time.monotonic())
                 while ends and time.monotonic() > self._failed_at + ends[0][0]:
                     ends.pop(0)[1]()
@@ -126,7 +129,8 @@ class _Step:
     def _told(self, number: int) -> None:
         self._ending = self._ending or number in (signal.SIGTERM, signal.SIGINT)
         if number in (signal.SIGUSR1, signal.SIGUSR2):
-            self._send(number)  # srun passes these on to the ranks
+            # srun passes these on to the ranks. Later, as one may come before there is an srun.
+            self._to_pass_on.append(number)
         elif number == signal.SIGTERM:
             self._term_at = time.monotonic()
 

@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from pitools.core import proc
 from pitools.launch import jobs, leave
 from pitools.launch.attempt import codes, fence, silent, stacks, word
 from pitools.launch.attempt.attend import step as attend_step
@@ -96,6 +98,22 @@ def test_usr2_is_passed_on(attempt: Path) -> None:
     process.send_signal(signal.SIGUSR2)
     assert process.wait(10) == 5
     assert "SIGUSR2" in (attempt / "signals.jsonl").read_text()
+
+
+def test_a_signal_that_comes_before_the_step_is_passed_on(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard before there is a process to tell."""
+    start = proc.start
+
+    def signalled(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = start(argv, **options)
+        until(attempt / "ready")
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return process
+
+    monkeypatch.setenv("PIT_RUN_DIR", str(attempt.parent.parent))
+    monkeypatch.setattr(proc, "start", signalled)
+    code = f"trap 'exit 5' USR2; echo x > {attempt}/ready; for i in {{1..200}}; do sleep 0.05; done"
+    assert attend_step(["bash", "-c", code], attempt, name="other") == 5
 
 
 def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
