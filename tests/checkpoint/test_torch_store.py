@@ -35,7 +35,7 @@ def test_the_process_group_s_store(group: Any) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="never did not come"):
         get("never", 0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     put("late", "1")
     waits.join(10)
     assert late == ["1"]

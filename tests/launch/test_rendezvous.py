@@ -114,7 +114,7 @@ def test_a_silent_stranger_delays_nobody() -> None:
         silent = [socket.create_connection((HERE, guard.port)) for _ in range(20)]
         began = time.monotonic()
         assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 4.5  # an answer has 5 s
         for connection in silent:
             connection.close()
 
@@ -146,7 +146,7 @@ def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: p
         else:
             with closing(Guard(mine, HERE)) as guard:
                 assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
 
 
 def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPatch) -> None:

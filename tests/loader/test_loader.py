@@ -266,7 +266,7 @@ def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.Monke
             next(batches)
         began = time.monotonic()
         batches.close()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         monkeypatch.undo()  # another server answers
         assert numbers(batches, 3) == expected
         release()

@@ -31,10 +31,10 @@ WIDE = "host," + ",".join(f"level{i}" for i in range(5000)) + "\n" + ("n1" + ",s
 @pytest.mark.parametrize("folded", ["n[1-1000000000]", "n[1-99999]x[1-99999]", "a,n[1-200000],m[1-200000]"])
 def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
     """It is counted before it is expanded."""
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UsageError, match="stands for more than 262144 names"):
         listed(folded)
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
     assert len(listed("n[1-3,7,0010-0012],r[1-2]n[1-2]")) == 11
 
 
@@ -58,10 +58,10 @@ def test_files_that_do_harm(tmp_path: Path, name: str, text: str, what: str, whe
     """Refused in less than seconds, with the line where there is one, and no control character in the words."""
     path = tmp_path / name
     path.write_text(text)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises((ConfigError, DataError), match=what) as caught:
         discover.read(path)
-    assert time.monotonic() - began < 4
+    assert time.process_time() - began < 4
     assert caught.value.where.startswith(f"{path}{where}")
     assert caught.value.what.isprintable()
 

@@ -62,7 +62,7 @@ def test_a_controller_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: py
     began = time.monotonic()
     assert not patient.until_slurm_answers(None, 1.0)
     assert not patient.until_slurm_answers(-5.0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     threading.Timer(0.3, (tmp_path / "up").touch).start()
     assert patient.until_slurm_answers(600.0)
 
@@ -82,7 +82,7 @@ def test_a_folder_that_is_read_only_is_waited_for(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(place)], check=True)
     began = time.monotonic()
     assert not patient.until_writable(tmp_path / "nowhere")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

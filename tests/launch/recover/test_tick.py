@@ -151,9 +151,9 @@ def test_a_thousand_runs_that_are_over_cost_little(runs: Runs, cluster: Cluster)
         path.mkdir()
         for name in ("plan.json", "verdict.json"):
             (path / name).hardlink_to(first / name)
-    started = time.perf_counter()
+    started = time.process_time()
     assert ticked(runs) == ({}, [])
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize(("script", "age_s", "found"), [(True, 120, True), (True, 5, False), (False, 120, False)])

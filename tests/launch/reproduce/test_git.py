@@ -104,7 +104,7 @@ def test_a_git_that_hangs_is_left(
     monkeypatch.setattr(asked, "_TIMEOUT_S", 0.3)
     began = time.monotonic()
     assert asked.look(work, tmp_path / "p").said.startswith("git gave no answer: no answer within")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_another_users_repository(work: Path, git: Git, tmp_path: Path) -> None:

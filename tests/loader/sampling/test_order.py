@@ -68,9 +68,9 @@ def test_the_global_batch_is_the_same_for_any_world_size(world_size: int):
 def test_a_hundred_million_samples_take_no_longer():
     """No list of samples is made: any position of 10⁸ samples is there at once."""
     large = order(10**8)
-    began = time.perf_counter()
+    began = time.process_time()
     found = large.at(np.arange(99_999_000, 99_999_256))
-    assert time.perf_counter() - began < 0.05
+    assert time.process_time() - began < 0.05
     assert len(set(found.tolist())) == 256
     assert found.min() >= 0
     assert found.max() < 10**8

@@ -87,10 +87,10 @@ def test_a_plan_has_every_sequence_once_and_no_row_too_long(lengths, room, seed)
 def test_a_hundred_thousand_lengths_are_packed_at_once():
     """Log-normal lengths: rows are at least 97 % full, and the plan takes less than a second."""
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(300), 0.6, 100_000).astype(np.int64), 1, 2048)
-    began = time.perf_counter()
+    began = time.process_time()
     plan = Packing(run(lengths), 2048)
     dealt = plan.dealt(0)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert plan.fill >= 0.97
     assert np.mean(dealt == plan.dealt(1)) < 0.2
     assert np.add.reduceat(lengths[dealt], plan.first[:-1]).max() <= 2048

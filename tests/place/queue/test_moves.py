@@ -59,7 +59,7 @@ def test_seats_are_given_in_order() -> None:
 
 def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(Asking, "patience_s", 0.05)
+    monkeypatch.setattr(Asking, "patience_s", 0.3)
     wake, asked = threading.Event(), []
 
     def slow(left_s: float) -> str:
@@ -78,7 +78,7 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
         assert said["fast"] == "at once"
         assert isinstance(said["slow"], PitError)
         assert isinstance(said["dark"], Unreachable)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     wake.set()
     time.sleep(0.1)
     assert asking.ask(questions, 10.0)["slow"].said == "late"
@@ -89,9 +89,9 @@ def test_a_lone_silent_site_is_waited_for_to_the_deadline() -> None:
     """Nobody else is made to wait by it."""
     asking: Asking[None] = Asking()
     began = time.monotonic()
-    answer = asking.ask({"slow": lambda _: time.sleep(2)}, 0.3)["slow"]
+    answer = asking.ask({"slow": lambda _: time.sleep(9)}, 0.3)["slow"]
     assert isinstance(answer.said, Unreachable)
-    assert 0.25 < time.monotonic() - began < 1.9
+    assert 0.25 < time.monotonic() - began < 8
 
 
 def test_a_question_that_breaks_is_asked_again() -> None:

@@ -311,7 +311,7 @@ def test_an_installation_that_hangs_is_given_up(node: Node):
     started = time.monotonic()
     done = node.call(PIT_PYTHON=str(bad))
     assert (done.returncode, "gave up after 1 s" in done.stderr) == (0, True)
-    assert 0.9 < time.monotonic() - started < 3
+    assert 0.9 < time.monotonic() - started < 20
     assert ends(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()))
 
 
