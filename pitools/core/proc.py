@@ -123,8 +123,8 @@ def start(
 def kill_sessions(*leaders: int) -> None:
     """Kill whatever is left of the sessions of programs started with `session`, whether those programs live or not.
 
-    Returns when it is gone, ports and files too. A process in the kernel's hands (a dead mount) or of another user is
-    not waited for beyond _DYING_S.
+    Returns when it is gone, ports and files too; at the latest after _DYING_S, as what waits for a dead mount, or is
+    another user's, does not go.
     """
     deadline = time.monotonic() + _DYING_S
     while left := [pid for pid in _pids() if _is(os.getsid, pid, *leaders) and _runs(pid)]:
@@ -204,7 +204,7 @@ def _runs(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone; or hidden, as another user's (hidepid)
         return False
 
 
