@@ -88,7 +88,7 @@ def is_whole_or_absent(final: Path) -> bool:
     return findings == []
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("before", ["nothing", "a damaged copy", "an older version"])
 def test_a_kill_at_any_call_leaves_a_whole_set_or_none(
     source: Path, tmp_path: Path, calls, build, residue, before: str, every: int
@@ -117,7 +117,7 @@ def test_a_kill_at_any_call_leaves_a_whole_set_or_none(
     assert killed > 5
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("error", "code"), [("ENOSPC", 75), ("EIO", 4), ("EROFS", 4)])
 def test_a_failure_of_any_call_is_told_and_leaves_no_half(
     source: Path, tmp_path: Path, calls, residue, error: str, code: int, every: int
