@@ -21,7 +21,7 @@ _EXITS = "Exit codes: 0 nothing but warnings, 1 faults, 5 damage; 2 usage, 3 a f
 
 @click.command(epilog=_EXITS)
 @click.argument("dataset")
-@click.option("--deep", is_flag=True, help="Compare every file's digest, and look at every frame, not at some.")
+@click.option("--deep", is_flag=True, help="Look at every frame, not at some of them.")
 @click.option("--against", metavar="DATASET", help="Compare values with this version; else with the parent, if here.")
 @click.option(
     "--bounds", "bounds_file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -15,7 +15,7 @@ from pitools.dataset.check.finding import Finding
 # Checks that a file of bounds can make stricter, milder or silent. Damage is always damage.
 CHECKS = (
     "extra", "absent", "nan", "constant", "still", "outlier", "time", "blank", "frozen", "length", "duplicate",
-    "language", "split", "statistics", "schema-drift", "mean-drift", "deviation-drift", "range-drift",
+    "language", "split", "statistics", "parent", "schema-drift", "mean-drift", "deviation-drift", "range-drift",
     "constant-drift", "nan-drift", "brightness-drift", "task-drift", "length-drift",
 )  # fmt: skip
 

@@ -64,9 +64,14 @@ def take(path: Path, manifest: Manifest, data: bytes) -> Inventory:
     return Inventory(arrays=arrays, shards=tuple(shards), findings=(*found, *foreign, *_extras(path, manifest)))
 
 
+def is_version(name: str) -> bool:
+    """Return whether a folder of this name claims to be a version."""
+    return _VERSION.fullmatch(name) is not None
+
+
 def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
     name, known = path.resolve().name, manifests.version(data)
-    if _VERSION.fullmatch(name) and name != known:
+    if is_version(name) and name != known:
         yield Finding(level="damage", check="manifest", file=manifests.FILE_NAME, got=known, expected=name,
                       what="the manifest is not the one that the folder is named after")  # fmt: skip
 

@@ -42,11 +42,13 @@ def version(path: Path, *, bounds: Bounds | None = None, against: Path | None = 
     """What is wrong with the version in folder `path`, and at last a Summary of what was read.
 
     bounds: what is still all right. against: another version's folder to compare values with; the parent, where that
-    lies beside this one, when None. deep: compare the digest of every file, and look at every frame. readers: threads.
-    Raises DataError where the folder is not a dataset at all.
+    lies beside this one, when None. deep: look at every frame and every large item, not at some. readers: threads.
+    Raises DataError where one of the two folders is not a dataset at all.
     """
     started, bounds = time.monotonic(), bounds or Bounds()
     manifest, data = manifests.load(path)
+    if against:
+        manifests.load(against)  # before all is read
     count = {"damage": 0, "fault": 0, "warning": 0}
     tally = Tally()
     for finding in bounds.judged(_findings(path, manifest, data, bounds, against, tally, deep, readers, quiet)):
@@ -71,7 +73,7 @@ def _findings(path: Path, manifest: Manifest, data: bytes, bounds: Bounds, again
     where, wrong = episodes.offsets(store) if whole or _there(inventory, episodes.OFFSETS) else (None, [])
     yield from wrong
     gathered = {} if where is None else _gatherers(manifest, inventory, where, bounds, deep=deep)
-    examined = _examine(path, store, inventory, gathered, tally, deep, readers, quiet)
+    examined = _examine(path, store, inventory, gathered, tally, readers, quiet)
     clean = True
     for finding in examined:
         clean = clean and finding.level != "damage"
@@ -82,7 +84,9 @@ def _findings(path: Path, manifest: Manifest, data: bytes, bounds: Bounds, again
         yield from _episodes(store, manifest, lengths, bounds)
         yield from _values(store, gathered, where, bounds, whole=whole and clean)
         yield from _frames(store, gathered, where, bounds, whole=whole and clean)
-    yield from _drift(path, manifest, where, against, bounds)
+    other, wrong = (against, []) if against else _parent(path, manifest)
+    yield from wrong
+    yield from _drift(manifest, other, where, bounds)
 
 
 def _there(inventory: files.Inventory, name: str) -> bool:
@@ -114,10 +118,10 @@ def _gatherers(manifest: Manifest, inventory: files.Inventory, where: NDArray[np
     return gathered
 
 
-def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Gathered, tally: Tally, deep: bool,
-             readers: int, quiet: bool) -> Iterator[Finding]:  # fmt: skip
+def _examine(path: Path, store: Arrays, inventory: files.Inventory, gathered: Gathered, tally: Tally, readers: int,
+             quiet: bool) -> Iterator[Finding]:  # fmt: skip
     """Read every shard, several at a time; findings as they are made."""
-    examiner = Examiner(path, store, deep=deep)
+    examiner = Examiner(path, store)
     total = sum(shard.entry.bytes for shard in inventory.shards)
     pool = ThreadPoolExecutor(readers or min(MAX_READERS, len(os.sched_getaffinity(0))))
     try:
@@ -189,11 +193,9 @@ def _frames(store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds:
                 yield from episodes.frozen(camera, action.name, action.deviation, store, where, bounds)
 
 
-def _drift(path: Path, manifest: Manifest, where: NDArray[np.int64] | None, against: Path | None,
+def _drift(manifest: Manifest, other: Path | None, where: NDArray[np.int64] | None,
            bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
-    """Against the version that is named, or the parent, if that is still there."""
-    other = against or (path.resolve().parent / manifest.parent if manifest.parent else None)
-    if other is None or (against is None and not other.is_dir()):
+    if other is None:
         return
     parent = manifests.load(other)[0]
     yield from drift.gate(manifest, parent, bounds)
@@ -202,3 +204,24 @@ def _drift(path: Path, manifest: Manifest, where: NDArray[np.int64] | None, agai
         return
     first = parent.episodes if drift.compared(manifest, parent).appended else 0
     yield from episodes.length_shift(np.diff(where)[first:], np.diff(before), bounds)
+
+
+def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]:
+    """The folder of the parent, None where there is none beside this version to compare with, and why not.
+
+    A parent that is damaged takes nothing from what is found in this version.
+    """
+    other = path.resolve().parent / manifest.parent
+    if not files.is_version(manifest.parent) or not os.path.lexists(other):
+        return None, []
+    try:
+        _, data = manifests.load(other)
+    except DataError as error:
+        problem, got = error.what, ""
+    else:
+        problem, got = "its manifest is not the one that its folder is named after", manifests.version(data)
+        if got == manifest.parent:
+            return other, []
+    what = f"values are not compared with the parent: {problem}"
+    return None, [Finding(level="warning", check="parent", file=f"{other}/{manifests.FILE_NAME}", what=what, got=got,
+                          expected=manifest.parent)]  # fmt: skip

@@ -259,3 +259,17 @@ def test_against_the_parent(make, found, resign) -> None:
     assert {finding.check for finding in found(parent, against=child)} >= {"mean-drift", "length-drift"}
     moved = child.rename(child.parent.parent / child.name)
     assert found(moved) == []
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"schema": "pit.manifest/1"}', None], ids=["cut", "empty", "changed"])
+def test_a_damaged_parent(make, found, resign, text) -> None:
+    """A parent whose manifest is damaged is worth a warning, and hides nothing that is wrong with the child."""
+    parent = with_statistics(make(), resign)
+    change = lambda demos: demos[3]["actions"].__setitem__(5, np.nan)  # noqa: E731
+    child = resign(make(change, seed=1), parent=parent.name)
+    file = parent / manifests.FILE_NAME
+    file.write_bytes(file.read_bytes().replace(b'"name": "x"', b'"name": "y"') if text is None else text)
+    said = [(finding.level, finding.check, finding.file) for finding in found(child)]
+    assert ("warning", "parent", str(file)) in said
+    assert ("fault", "nan", "") in said
+    assert not any(check.endswith("-drift") for _, check, _ in said)

@@ -65,6 +65,19 @@ def test_whole(copy, found) -> None:
     assert record.reasons == ("file: the file is missing (action/c/0/0)",)
 
 
+def test_a_damaged_parent(make, resign) -> None:
+    """What `--quarantine` is to keep from training is kept, though the parent's manifest is damaged."""
+    from click.testing import CliRunner
+
+    from pitools.commands.dataset_check import check
+
+    parent = make()
+    child = resign(make(lambda demos: demos[3]["actions"].__setitem__(5, np.nan), seed=1), parent=parent.name)
+    (parent / "manifest.json").write_text("{")
+    assert CliRunner().invoke(check, [str(child), "--quarantine"], standalone_mode=False).return_value == 1
+    assert list(catalog.quarantine(child).episodes) == [3]
+
+
 def test_nothing(copy, found) -> None:
     """Where nothing is wrong, nothing is written, and what was in quarantine stays there."""
     assert quarantine(copy, found(copy)) is None
