@@ -1,6 +1,6 @@
 """Pairs of jobs that JAX's own rule sends to one port, started together on the same two nodes of `alpha`.
 
-python perf/bench_launch_collisions.py [--pairs 20] [--quick]       needs scripts/devcluster up
+python perf/bench_launch_collisions.py [--pairs 20] [--quick]       needs eval "$(scripts/devcluster up)"
 
 Two JAX jobs meet when their ids differ by 4096 (port = id % 4096 + 61440). Ours go through `pit launch`; the peer's use
 JAX's rule with an address that resolves, which is the most that auto-detection could do here. The ratio is pairs right:

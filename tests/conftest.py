@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-CLUSTERS = Path("/var/tmp/pit-devcluster")  # where the site files of alpha and beta say that they are
+sys.path.insert(0, str(REPO / "scripts"))  # the parts of devcluster are no package of ours
+
+from devcluster_parts import sites  # noqa: E402
+from devcluster_parts.layout import DEFAULT_ROOT, Layout, Settings  # noqa: E402
+
+CLUSTERS = Path(os.environ.get("PIT_DEVCLUSTER") or DEFAULT_ROOT)
 
 
 def _up(name: str) -> bool:
@@ -25,11 +32,20 @@ def _up(name: str) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept between calls is this session's, and nothing that the developer's home knows of their clusters."""
+def dev_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the site files of alpha and beta: all that a user of this session has, whether they run or not.
+
+    What is kept between calls is this session's too, and nothing that the developer's home knows of their clusters.
+    """
+    folder = tmp_path_factory.mktemp("config") / "pitools" / "sites"
+    folder.mkdir(parents=True)
+    layout = Layout(root=CLUSTERS, settings=Settings())
+    for cluster in layout.clusters:
+        (folder / f"{cluster.name}.toml").write_text(sites.text(layout, cluster))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder.parents[1]))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +75,10 @@ def bridge() -> Path:
 
 
 @pytest.fixture
-def pit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+def pit(tmp_path: Path, dev_sites: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command of ours as a user would, in a folder of its own, with none of the developer's settings."""
     home = tmp_path / "home"
-    home.mkdir()
+    shutil.copytree(dev_sites, home / ".config" / "pitools" / "sites")
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_", "SBATCH_"))}
     env |= {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "COLUMNS": "120"}
     env["XDG_CACHE_HOME"] = str(home / ".cache")

@@ -9,6 +9,7 @@ from devcluster_parts.layout import Cluster, Layout
 LOOPBACK = "127.0.0.1"
 
 CPUS_PER_NODE = 4
+CLOUD_CPUS = 64
 MEMORY_MIB = 16_000
 
 
@@ -132,7 +133,7 @@ SuspendProgram=/bin/true
 SuspendTime=600
 ResumeTimeout=600
 TreeWidth=65533
-NodeName={folded} CPUs=64 Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 State=CLOUD
+NodeName={folded} CPUs={CLOUD_CPUS} Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 State=CLOUD
 """
 
 

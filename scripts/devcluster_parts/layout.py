@@ -8,14 +8,14 @@ from pathlib import Path
 
 from devcluster_parts.problems import Problem, UsageProblem
 
-DEFAULT_ROOT = Path("/var/tmp/pit-devcluster")  # fixed, because site files name it
+DEFAULT_ROOT = Path("/var/tmp/pit-devcluster")
 DEFAULT_BASE_PORT = 17000
 FIRST_DYNAMIC_PORT = 32768  # from here the kernel hands ports out to anyone's outgoing connections
 PORTS_PER_CLUSTER = 100
 MAX_NODES = 90
 SOCKET_ADDRESS_BYTES = 107
 CLOUD = "cloud"
-RESERVED = (CLOUD, "log", "db", "slurmdbd", "processes")
+RESERVED = (CLOUD, "log", "db", "slurmdbd", "processes", "runs", "sites")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,11 @@ class Layout:
     def socket(self) -> Path:
         """The only way into MariaDB."""
         return self.database / "s"
+
+    @property
+    def sites(self) -> Path:
+        """The site files of the clusters, for PIT_SITE_PATH."""
+        return self.root / "sites"
 
     @property
     def accounting(self) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster_parts import accounting, config, root, search
+from devcluster_parts import accounting, config, root, search, sites
 from devcluster_parts.daemons import Daemon, answers, check_port, daemons, start, wait_for
 from devcluster_parts.layout import Asked, Cluster, Layout, resolve
 from devcluster_parts.nodes import not_ready
@@ -69,6 +69,7 @@ def _write_configs(layout: Layout, host: config.Host, cloud_topology: str) -> No
             text = config.slurm_conf(layout, cluster, host, layout.settings.cloud or "")
         _write_topology(cluster, topology)
         _write(cluster.conf, text)
+        _write(layout.sites / f"{cluster.name}.toml", sites.text(layout, cluster))
 
 
 def _write_topology(cluster: Cluster, text: str) -> None:

@@ -147,7 +147,7 @@ def keep_settings(root: Path, settings: Settings | None) -> None:
 
 def make_folders(layout: Layout) -> None:
     """Every folder the daemons expect, the nodes' NVMe folders included."""
-    folders = [layout.records, layout.logs, layout.accounting]
+    folders = [layout.records, layout.logs, layout.accounting, layout.sites]
     for cluster in layout.clusters:
         folders += [cluster.folder / "state", cluster.folder / "spool"]
         folders += [cluster.folder / "nvme" / node for node in cluster.nodes]

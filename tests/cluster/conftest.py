@@ -167,11 +167,11 @@ def await_answer(argv: list[str], log: Path, process: subprocess.Popen[bytes]) -
 
 
 @pytest.fixture
-def site_folder(clusters: Path, repo: Path, tmp_path: Path) -> Path:
+def site_folder(clusters: Path, dev_sites: Path, tmp_path: Path) -> Path:
     """Site files named as HOSTS: each is the cluster alpha, reached through that host."""
     folder = tmp_path / "sites"
     folder.mkdir()
-    text = (repo / "site_configs" / "alpha.toml").read_text()
+    text = (dev_sites / "alpha.toml").read_text()
     for host in HOSTS:
         reach = f'\n[reach]\nkind = "ssh"\nhost = "{host}"\ntimeout_s = {3 if host == "silent" else 20}\n'
         (folder / f"{host}.toml").write_text(text.replace('name = "alpha"', f'name = "{host}"') + reach)

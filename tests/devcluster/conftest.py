@@ -1,16 +1,14 @@
-"""The parts of scripts/devcluster are no package of ours: they are found as the script itself finds them."""
+"""scripts/devcluster, run as a user does."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
 
 Devcluster = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
-from devcluster_parts import config
+from devcluster_parts import config, sites
 from devcluster_parts.layout import Layout, Settings
 
 HOST = config.Host(name="box", user="ann")
@@ -68,3 +69,11 @@ def test_topology_is_a_tree_of_two_leaves():
         "SwitchName=leaf2 Nodes=alpha02,alpha04",
         "SwitchName=spine Switches=leaf1,leaf2",
     ]
+
+
+def test_site_files_name_their_cluster():
+    """The site file of each cluster is of the cluster's root, with as many nodes as it has."""
+    found = {cluster.name: tomllib.loads(sites.text(LAYOUT, cluster)) for cluster in LAYOUT.clusters}
+    assert [site["slurm"]["conf"] for site in found.values()] == [str(cluster.conf) for cluster in LAYOUT.clusters]
+    assert [site["partitions"]["dev"]["nodes"] for site in found.values()] == [4, 4, 9]
+    assert {name for name, site in found.items() if name == site["name"] == site["slurm"]["cluster"]} == set(found)

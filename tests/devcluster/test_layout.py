@@ -11,7 +11,7 @@ ROOT = Path("/srv/dc")
 
 
 def test_default_names():
-    """Site files name alpha and beta under the default root, with nodes 01 to 08 each."""
+    """Golden files name alpha and beta under the default root, with nodes 01 to 08 each."""
     layout = Layout(root=DEFAULT_ROOT, settings=Settings())
     assert [str(cluster.conf) for cluster in layout.clusters] == [
         "/var/tmp/pit-devcluster/alpha/slurm.conf",

@@ -128,7 +128,8 @@ def test_up_heal_down(root, devcluster, interrupted):
         first = devcluster("up", *options(root))
         assert Path(anothers.name).exists()
     assert first.returncode == 0, first.stderr
-    assert first.stdout == f"export SLURM_CONF={root}/gamma/slurm.conf\n"
+    assert first.stdout == f"export SLURM_CONF={root}/gamma/slurm.conf\nexport PIT_SITE_PATH={root}/sites\n"
+    assert f'conf = "{root}/gamma/slurm.conf"' in (root / "sites" / "gamma.toml").read_text()
     tasks = client(root, "srun", "-N2", "sh", "-c", "echo $SLURM_TOPOLOGY_ADDR").split()
     assert sorted(tasks) == ["spine.leaf1.gamma01", "spine.leaf2.gamma02"]
     assert client(root, "sacctmgr", "-nP", "list", "user", "format=defaultaccount").split() == ["lab"]

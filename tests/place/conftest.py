@@ -108,7 +108,7 @@ class Made:
 class Far:
     """Sites behind the scripted ssh, all of them alpha, and a `pit` that knows them."""
 
-    def __init__(self, folder: Path, clusters: Path) -> None:
+    def __init__(self, folder: Path, clusters: Path, dev_sites: Path) -> None:
         self.folder, self.clusters, self.calls = folder, clusters, folder / "calls"
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_", "XDG_"))}
         (folder / "bin").mkdir()
@@ -118,11 +118,11 @@ class Far:
         self.env |= {"HOME": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "COLUMNS": "200"}
         self.env["PIT_RUNS"] = str(folder / "runs")
         self.sites = folder / ".config" / "pitools" / "sites"
-        self.sites.mkdir(parents=True)
+        shutil.copytree(dev_sites, self.sites)
 
     def site(self, name: str, host: str, more: str = "") -> str:
         """A site file: alpha, reached through this host."""
-        text = (Path(__file__).parents[2] / "site_configs" / "alpha.toml").read_text()
+        text = (self.sites / "alpha.toml").read_text()
         text = text.replace('name = "alpha"', f'name = "{name}"')
         (self.sites / f"{name}.toml").write_text(f'{text}\n[reach]\nkind = "ssh"\nhost = "{host}"\n{more}')
         return name
@@ -150,9 +150,9 @@ class Far:
 
 
 @pytest.fixture
-def far(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+def far(clusters: Path, dev_sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     """Sites behind an ssh that answers as its host's name says; this process uses it too."""
-    made = Far(tmp_path, clusters)
+    made = Far(tmp_path, clusters, dev_sites)
     for name in ("HOME", "PATH"):
         monkeypatch.setenv(name, made.env[name])
     for name in [name for name in os.environ if name.startswith(("XDG_", "SLURM_", "PIT_"))]:

@@ -12,11 +12,10 @@ WriteSite = Callable[[str, str], Path]
 
 @pytest.fixture
 def write_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteSite:
-    """Writes `<name>.toml` where PIT_SITE_PATH finds it, with nobody else's layers."""
+    """Writes `<name>.toml` where PIT_SITE_PATH finds it."""
     folder = tmp_path / "sites"
     folder.mkdir()
     monkeypatch.setenv("PIT_SITE_PATH", str(folder))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
     def write(name: str, text: str) -> Path:
         path = folder / f"{name}.toml"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from pathlib import Path
 
 from pitools.site import load, standalone
@@ -20,6 +23,13 @@ def text(site: str, script: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+    from devcluster_parts import layout, sites
+
+    os.environ["PIT_SITE_PATH"] = tempfile.mkdtemp()
+    made = layout.Layout(root=layout.DEFAULT_ROOT, settings=layout.Settings())
+    for cluster in made.clusters:
+        Path(os.environ["PIT_SITE_PATH"], f"{cluster.name}.toml").write_text(sites.text(made, cluster))
     folder = Path(__file__).resolve().parent.parent / "golden"
     for name, kind in CASES:
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,15 @@ import pytest
 from pitools.core.errors import ConfigError, UsageError
 from pitools.site import dialect, load
 
-SHIPPED = ["alpha", "aws-p5-efa", "beta", "gb200-nvl72", "gcp-a3-tpu", "h100-ib", "local"]
+SHIPPED = ["aws-p5-efa", "gb200-nvl72", "gcp-a3-tpu", "h100-ib", "local"]
 
 
 def test_every_shipped_site_loads() -> None:
-    """The sites we ship are found and valid."""
-    assert set(SHIPPED) <= set(load.names())
-    assert [load.load(name).name for name in SHIPPED] == SHIPPED
+    """The sites we ship are found and valid, and none names a slurm.conf of this machine."""
+    assert {path.stem for path in load.shipped("site_configs").glob("*.toml")} == set(SHIPPED)
+    sites = [load.load(name) for name in SHIPPED]
+    assert [site.name for site in sites] == SHIPPED
+    assert not [site.name for site in sites if site.slurm.conf]
 
 
 def test_a_later_layer_changes_only_its_keys(
@@ -30,7 +32,7 @@ def test_a_later_layer_changes_only_its_keys(
     origin = {setting.key: setting.origin for setting in load.origins("alpha")}
     assert origin["defaults.partition"] == str(mine)
     assert origin["defaults.account"] == "env PIT_ACCOUNT"
-    assert origin["slurm.conf"].endswith("site_configs/alpha.toml")
+    assert origin["slurm.conf"].endswith("pitools/sites/alpha.toml")
     assert origin["network.host_suffix"] == "default"
 
 

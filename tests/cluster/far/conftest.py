@@ -220,9 +220,9 @@ def near(far_side: FarSide, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def site(near: None, far_side: FarSide, repo: Path) -> Iterator[Site]:
+def site(near: None, far_side: FarSide, dev_sites: Path) -> Iterator[Site]:
     """The cluster alpha, as if it were another site's; its PATH has nothing of the test before."""
-    keys = toml.read(repo / "site_configs" / "alpha.toml")
+    keys = toml.read(dev_sites / "alpha.toml")
     root = str(far_side.root)
     keys["name"] = "far"
     keys["reach"] = {"kind": "ssh", "host": "far", "timeout_s": 20.0}

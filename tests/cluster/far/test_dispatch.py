@@ -20,7 +20,6 @@ from pitools.slurm.client import Client, Reach
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).parents[3]
 NEAR, FAR = "beta/train", "far/train"
 # Jobs of this name wait in the near queue for as long as anybody cares.
 SBATCH = (
@@ -42,7 +41,9 @@ def decide(
 
 
 @pytest.fixture
-def world(site: Site, far_side: Any, clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def world(
+    site: Site, far_side: Any, clusters: Path, dev_sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A machine with beta's Slurm, and ssh to the far side; returns the queue."""
     sites, bin_folder, state = tmp_path / "sites", tmp_path / "bin", tmp_path / "state"
     for folder in (sites, bin_folder, state):
@@ -51,7 +52,7 @@ def world(site: Site, far_side: Any, clusters: Path, tmp_path: Path, monkeypatch
     real = next(f"{one}/sbatch" for one in path.split(":") if Path(one, "sbatch").exists())
     (bin_folder / "sbatch").write_text(SBATCH.format(real=real))
     (bin_folder / "sbatch").chmod(0o755)
-    text = (ROOT / "site_configs" / "alpha.toml").read_text().replace('name = "alpha"', 'name = "far"')
+    text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "far"')
     head, _, rest = text.partition("[paths]\n")
     keys = "".join(f'{key} = "{getattr(site.paths, key)}"\n' for key in ("runs", "data", "nvme", "python"))
     reach = '[reach]\nkind = "ssh"\nhost = "far"\ntimeout_s = 20\n'
