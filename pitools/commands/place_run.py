@@ -153,8 +153,8 @@ def list_jobs(every: bool, form: str) -> None:
 def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat.
 
-    With --lost, a job that waits for word from a silent site goes on elsewhere. Its ticket there is ended when the site
-    comes back; that it has not run by then is what you answer for.
+    With --lost, a job whose site is silent goes on elsewhere. Its ticket there is ended when the site comes back; that
+    it has not run by then is what you answer for. Where the site answers first, nothing is given up.
     """
     from pitools.core.errors import UsageError, nearest
     from pitools.core.output import Output
@@ -173,7 +173,10 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     ticked = _ticker(place).tick()
     with Output(form, view.JOB_COLUMNS) as out:
         for job in jobs:
-            out(view.row_of(queue.find(place, job.job_id), view.sites(place)))
+            out(view.row_of(found := queue.find(place, job.job_id), view.sites(place)))
+            for ticket in found.live:
+                if site and ticket.site == site and ticket.n not in found.lost:
+                    click.echo(f"pit: {ticket.name} is not given up: {site} has answered for it", err=True)
     if ticked:
         _tell(ticked, place)
 

@@ -56,6 +56,12 @@ class Board:
             job = self.jobs[job_id] = append(job, entry)
         return job, job.tickets[-1]
 
+    def found(self, job: Job, ticket: Ticket) -> Job:
+        """Note that the ticket's site has answered for it: who gave it up as lost was wrong. Returns the job."""
+        with self._lock:
+            job = self.jobs[job.job_id] = queue.unmark(self.jobs[job.job_id], ticket.n)
+        return job
+
     def tickets(self, site: str) -> Iterator[tuple[Job, Ticket]]:
         """The tickets at a site that are not done with, each with its job."""
         for job in list(self.jobs.values()):
@@ -91,21 +97,27 @@ class Due(NamedTuple):
     lift: list[tuple[Job, str]]
 
 
-def settle(board: Board, site: str, asked: str, seen: dict[str, Seen]) -> Due:
-    """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there."""
+def settle(board: Board, site: str, asked: str, seen: dict[str, Seen], up_since: str = "") -> Due:
+    """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there.
+
+    up_since: since when it has answered without a break, as journals write times.
+    """
     due = Due([], [], {}, [], [], [])
     now = clock.now()
     for job, ticket in board.tickets(site):
         # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
         if not asked <= ticket.placed <= now:
-            _settle(board, job, ticket, seen.get(ticket.name, Seen(ABSENT)), due)
+            _settle(board, job, ticket, seen.get(ticket.name, Seen(ABSENT)), due, up_since)
     return due
 
 
-def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
+def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due, up_since: str) -> None:
     # Only who is in slurmctld's own list waits or runs, whatever accounting was told last.
     is_known = seen.job is not None or seen.is_over
     may_run = leave.may_run(seen.leave)
+    if ticket.is_live and (is_known or not may_run):
+        # First of all: a tick that is killed behind this must not leave the mark for the site's next silence.
+        job = board.found(job, ticket)
     if ticket.state == "void":
         if not is_known or seen.is_over:
             board.note(job, "swept", ticket.n)
@@ -134,7 +146,7 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> Non
     elif not ticket.unknown or ticket.doubt != seen.state:
         why = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
         board.note(job, "unknown", ticket.n, slurm_id=seen.job_id, state=seen.state, why=why)
-    elif seen.state == FORGOTTEN and _age_s(ticket.unknown) > ORPHAN_S:
+    elif seen.state == FORGOTTEN and _age_s(max(ticket.unknown, up_since)) > ORPHAN_S:
         # slurmctld came back without its latest jobs, and has ended what nodes still ran of them. Without accounting it
         # may as well have run to its end, and nobody remembers: then it is for people to say.
         board.note(job, "void", ticket.n, why=f"{ticket.site} forgot it while it ran")

@@ -7,7 +7,8 @@
         job.json                pit.queued/1: what was asked for; it never changes
         journal.jsonl           pit.place-entry/1: what was decided and what was seen, oldest first
         cancel                  somebody wants it withdrawn
-        lost.<n>                somebody answers for it that its ticket of this number will not run
+        lost.<n>                somebody answers for it that its ticket of this number will not run; void, and
+                                removed, as soon as its site answers for the ticket
     done/<job-id>/              the same, once the job is over
 
 What a job is now follows from its journal alone (journal.py), which only the tick writes.
@@ -128,6 +129,19 @@ def mark(job: Job, name: str) -> None:
         raise UsageError(f'job "{job.job_id}" is over', where=str(job.path)) from error
     except OSError as error:
         raise os_error(error, job.path) from error
+
+
+def unmark(job: Job, n: int) -> Job:
+    """Remove the mark that ticket n is lost, also one that was made after the job was read. Returns the job without it.
+
+    Raises ClusterError, NoSpace where the folder cannot be written.
+    """
+    path = job.path / f"lost.{n}"
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise os_error(error, path) from error
+    return msgspec.structs.replace(job, lost=job.lost - {n}) if n in job.lost else job
 
 
 @contextmanager

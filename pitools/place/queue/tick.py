@@ -66,16 +66,22 @@ class Ticker:
         answers = self._asking.ask({name: self._question(board, site) for name, site in sites.items()}, self.timeout_s)
         looks = {name: one.said for name, one in answers.items() if isinstance(one.said, Look)}
         faults |= {name: one.said for name, one in answers.items() if isinstance(one.said, PitError)}
-        due = {name: settle(board, name, _text(answers[name]), look.seen) for name, look in looks.items()}
+        rows = {row.site: row for row in view.sites(self.place).sites}
+        due = {
+            name: settle(board, name, _text(answers[name]), look.seen, _up_since(rows.get(name), asked))
+            for name, look in looks.items()
+        }
+        # Since when each is silent that was silent before; what goes wrong from here on is no silence.
+        silent = {name: row.since if (row := rows.get(name)) and row.state == "dark" else asked for name in faults}
         self._clear(board, sites, due, faults)
-        self._take_back(board, sites, due, faults)
+        self._take_back(board, sites, due, silent, faults)
         self._grant(board, sites, due, faults)
         world = self._decider.see(board, sites, {name: look for name, look in looks.items() if name not in faults})
         self._do(board, sites, world, deciding.Wanted([], self._decider.moves(board, world)), faults)
         self._do(board, sites, world, self._decider.decide(board, world), faults)
         _cancelled(board)
         board.put_away()
-        return view.write(self.place, board, asked, world.pools, faults)
+        return view.write(self.place, board, asked, world.pools, faults, looks)
 
     def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:
         """The sites that this tick has to do with."""
@@ -116,16 +122,16 @@ class Ticker:
         _each([name for name, one in due.items() if one.fetch or one.gone or one.lift], act, faults)
 
     def _take_back(
-        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
-    ) -> None:
+        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], silent: Mapping[str, str],
+        faults: dict[str, PitError],
+    ) -> None:  # fmt: skip
         """Take back what its site asked for, what lost, and what nobody wants any more; end what is in the way."""
-        since = {row.site: row.since for row in view.sites(self.place).sites if row.site in faults}
-        _give_up_lost(board, faults)
+        _give_up_lost(board, silent)
         take = {name: list(one.take) for name, one in due.items()}
         ends = {name: dict(one.end) for name, one in due.items()}
         known = {(job.job_id, ticket.n) for pairs in take.values() for job, ticket in pairs}
         for job in board.jobs.values():
-            for ticket in [*_unwanted(job), *_stranded(job, since)]:
+            for ticket in [*_unwanted(job), *_stranded(job, silent)]:
                 if (job.job_id, ticket.n) not in known and ticket.site in sites:
                     take.setdefault(ticket.site, []).append((job, ticket))
             if job.is_cancelled:
@@ -191,15 +197,21 @@ def _unwanted(job: Job) -> list[Ticket]:
     return []
 
 
-def _stranded(job: Job, since: Mapping[str, str]) -> list[Ticket]:
-    """Tickets that wait where Slurm has been silent for long, of a job that may go elsewhere.
+def _stranded(job: Job, silent: Mapping[str, str]) -> list[Ticket]:
+    """Tickets that wait where Slurm has been silent for long, of a job that may go elsewhere. silent: site → since.
 
     Where only Slurm is silent they can be taken back all the same; else they stay in doubt.
     """
-    long_ago = clock.text(datetime.now(UTC) - timedelta(seconds=FAILOVER_S))
-    if job.is_over or not set(job.asked.sites) - since.keys():
+    long_ago = clock.text(datetime.fromisoformat(clock.now()) - timedelta(seconds=FAILOVER_S))
+    if job.is_over or not set(job.asked.sites) - silent.keys():
         return []
-    return [one for one in job.live if one.state in QUEUED and since.get(one.site, "Z") < long_ago]
+    # Where one was placed the site had answered, whatever of that was written down.
+    return [one for one in job.live if one.state in QUEUED and max(silent.get(one.site, "Z"), one.placed) < long_ago]
+
+
+def _up_since(row: view.SiteRow | None, asked: str) -> str:
+    """Since when a site that answered at `asked` has done so without a break. row: as the tick before left it."""
+    return row.since if row and row.state == "up" else asked
 
 
 def _winner(job: Job) -> Ticket | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,18 +79,27 @@ def sites(place: Path) -> Sites:
 
 
 def write(
-    place: Path, board: Board, asked: str, pools: Mapping[str, Pool], faults: Mapping[str, PitError]
+    place: Path, board: Board, asked: str, pools: Mapping[str, Pool], faults: Mapping[str, PitError],
+    answered: Collection[str],
 ) -> Ticked:  # fmt: skip
-    """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark."""
+    """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark.
+
+    answered: the sites that did when they were asked at `asked`, whatever went wrong there afterwards. A site that was
+    not asked is as it was seen last.
+    """
     before = {row.site: row for row in sites(place).sites}
     names = {job_site for job in board.jobs.values() for job_site in job.asked.sites}
     names |= {ticket.site for job in board.jobs.values() for ticket in job.live}
     running, waiting = _ours(board)
     rows = []
     for name in sorted(names):
-        state = "dark" if name in faults else "up"
         old = before.get(name)
-        since = old.since if old and old.state == state else asked
+        if name not in answered and name not in faults:
+            if old:
+                rows.append(msgspec.structs.replace(old, ours_running=running[name], ours_waiting=waiting[name]))
+            continue
+        state = "dark" if name in faults else "up"
+        since = old.since if old and old.state == state and not (state == "dark" and name in answered) else asked
         mine = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
         row = SiteRow(site=name, state=state, since=since)
         # Partitions of one site mostly share its nodes: the largest stands for it. Else it is as last seen.

@@ -2,236 +2,37 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pitools.core import clock
-from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.errors import PitError
 from pitools.launch import leave, near
 from pitools.launch.plan import Plan
-from pitools.launch.request import Request
-from pitools.launch.seen import ABSENT, Seen
 from pitools.place import model
-from pitools.place.queue import board, deciding, follow, tick, tickets, view
+from pitools.place.queue import board, follow, tick, tickets, view
 from pitools.place.queue import folder as queue
-from pitools.place.queue.journal import Entry, Job, Ticket
-from pitools.place.queue.offers import Offers
+from pitools.place.queue.journal import Job, Ticket
 from pitools.place.sites import history
-from pitools.place.sites.snapshot import Snapshot
 from pitools.run.folder import JobRef
-from pitools.site.model import Partition, Site
-from pitools.slurm import records
+from pitools.site.model import Site
 from pitools.slurm.refusals import Unanswered
 
-SITES = ("alpha", "beta", "gamma")
-
-
-class Killed(BaseException):
-    """kill -9 of the tick."""
-
-
-class Faults:
-    """What may go wrong, by chance, until it is told to stop."""
-
-    def __init__(self, dice: random.Random, share: float) -> None:
-        self.dice, self.share = dice, share
-
-    def strikes(self, weight: float = 1.0) -> bool:
-        return self.dice.random() < self.share * weight
-
-    def kill(self) -> None:
-        if self.strikes(0.5):
-            raise Killed
-
-
-class Cluster:
-    """A Slurm and its files, in memory: scripts ask for leave as the real ones do."""
-
-    def __init__(self, faults: Faults, ran: Counter[str]) -> None:
-        self.faults, self.ran = faults, ran
-        self.jobs: dict[str, list[str]] = {}  # Slurm's id → name, state
-        self.gated: set[str] = set()
-        self.late: list[tuple[str, bool]] = []  # still on its way to slurmctld, though nobody waits for it any more
-        self.words: dict[str, str] = {}
-        self.last = 0
-        self.is_dark = False
-        self.has_files = False  # though Slurm is silent
-
-    def answer(self) -> None:
-        if self.is_dark or self.faults.strikes(0.3):
-            raise Unreachable("connection refused")
-
-    def submit(self, plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef:
-        self.faults.kill()
-        self.answer()
-        if self.faults.strikes(0.3):
-            raise ClusterError("invalid account")
-        if self.faults.strikes(0.6):
-            self.late += [(name, gate)] if self.faults.dice.random() < 0.5 else []
-            raise Unanswered("socket timed out")
-        assert name not in [known for known, _ in self.jobs.values()], "a name is given to sbatch once"
-        self._queue(name, gate)
-        self.faults.kill()
-        if self.faults.strikes():
-            raise Unanswered("socket timed out")
-        if self.faults.strikes(0.2):
-            raise ClusterError("connection reset by peer")  # it says that it refused, and has it
-        return JobRef(job_id=str(self.last), site=site.name, submitted=clock.now())
-
-    def _queue(self, name: str, gate: bool) -> None:
-        self.last += 1
-        self.jobs[str(self.last)] = [name, "PENDING"]
-        if gate:
-            self.gated.add(name)
-
-    def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]:
-        self.answer()
-        known = {name: self._seen(job_id, name, state) for job_id, (name, state) in self.jobs.items()}
-        return {name: Seen(ABSENT, "", self.words.get(name, "")) for name in names} | known
-
-    def _seen(self, job_id: str, name: str, state: str) -> Seen:
-        code = 0 if state == "COMPLETED" else 75
-        job = records.Job(job_id=job_id, raw_id=job_id, state=state, name=name)
-        return Seen(state, job_id, self.words.get(name, ""), code, job)
-
-    def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
-        self.faults.kill()
-        if self.is_dark and not self.has_files:
-            raise Unreachable("connection refused")
-        taken = {name: not leave.may_run(self.words.setdefault(name, leave.NO)) for name in names}
-        self.faults.kill()
-        return taken
-
-    def grant(self, site: Site, name: str, job_id: str) -> bool:
-        self.faults.kill()
-        self.answer()
-        word = self.words.setdefault(name, leave.word(job_id))
-        self.faults.kill()
-        if self.faults.strikes():
-            raise Unreachable("the answer is lost")
-        return word == leave.word(job_id)
-
-    def cancel(self, site: Site, jobs: Mapping[str, str]) -> None:
-        self.answer()
-        for job_id, name in jobs.items():
-            if self.jobs.get(job_id) in ([name, "PENDING"], [name, "RUNNING"]):
-                self.jobs[job_id][1] = "CANCELLED"
-
-    def forget(self, site: Site, names: Sequence[str]) -> None:
-        for name in names:
-            assert not leave.may_run(self.words.get(name, "")), "what ran is not forgotten"
-
-    def step(self) -> None:
-        """Time passes: jobs start, ask for leave, and end."""
-        self.is_dark = self.faults.strikes()
-        while self.late and self.faults.dice.random() < 0.5:
-            self._queue(*self.late.pop())
-        for job_id, job in self.jobs.items():
-            name, state = job
-            if state == "RUNNING" and leave.may_run(self.words.get(name, "")):
-                if self.faults.dice.random() < 0.5:
-                    job[1] = "COMPLETED"
-            elif state == "RUNNING" and (self.words.get(name) == leave.NO or self.faults.strikes(0.3)):
-                self.words.setdefault(name, leave.NO)  # told so, or tired of waiting
-                job[1] = "FAILED"
-            elif state == "PENDING" and self.faults.dice.random() < 0.5:
-                if name not in self.gated:
-                    self.words.setdefault(name, leave.word(job_id))
-                job[1] = "RUNNING"
-            if job[1] == "COMPLETED" and state == "RUNNING":
-                self.ran[name.rpartition(".")[0]] += 1
-        if self.faults.strikes(0.3):  # slurmctld comes back without its latest job, and gives its number to another
-            late = str(self.last)
-            if late in self.jobs and self.jobs[late][1] == "PENDING":
-                del self.jobs[late]
-                self.last -= 1
-
-
-class World:
-    """Several clusters, one queue, and a policy that places, doubles and withdraws at random."""
-
-    def __init__(self, place: Path, seed: int, share: float) -> None:
-        self.place, self.dice = place, random.Random(seed)
-        self.faults, self.ran = Faults(self.dice, share), Counter[str]()
-        self.clusters = {name: Cluster(self.faults, self.ran) for name in SITES}
-
-    def decide(
-        self, now_s: float, jobs: Sequence[model.Job], pools: object, held: Sequence[model.Ticket]
-    ) -> list[model.Place | model.Withdraw]:
-        wanted: list[model.Place | model.Withdraw] = []
-        for job in jobs:
-            mine = [ticket for ticket in held if ticket.job_id == job.job_id]
-            if len(mine) < 3 and self.dice.random() < (0.5 if mine else 0.9):
-                wanted.append(model.Place(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
-            elif mine and self.faults.strikes():
-                wanted.append(model.Withdraw(job_id=job.job_id, pool=mine[0].pool))
-        return wanted
-
-    def tick(self) -> view.Ticked | None:
-        try:
-            return tick.Ticker(self.place, self.decide, timeout_s=5.0, lead_s=0.0).tick()
-        except Killed:
-            return None
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """Makes a world, and lets the tick see it as its sites."""
-
-    def make(seed: int, share: float) -> World:
-        monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        made = World(queue.root(), seed, share)
-        write = board.append
-
-        def append(job: Job, entry: Entry) -> Job:
-            made.faults.kill()
-            after = write(job, entry)
-            made.faults.kill()
-            return after
-
-        option = [model.Option(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
-        monkeypatch.setattr(board, "append", append)
-        monkeypatch.setattr(tick, "load", lambda name: Site(name=name, partitions={"train": Partition()}))
-        monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: _snapshot(site))
-        monkeypatch.setattr(tickets, "hands", lambda site: made.clusters[site.name])
-        monkeypatch.setattr(Offers, "of", lambda *_: tuple(option))
-        monkeypatch.setattr(deciding.Decider, "plan", staticmethod(lambda *_: None))
-        for name in ("VOID_S", "REFUSED_S"):
-            monkeypatch.setattr(deciding, name, 0.0)
-        return made
-
-    return make
-
-
-def _snapshot(site: Site) -> Snapshot:
-    node = records.Node(node="n1", state="idle", partitions=("train",))
-    partition = records.Partition(partition="train", state="up", node_list="n1")
-    return Snapshot(
-        site=site.name, seen_s=0.0, skew_s=0.0, cluster=site.name, enforces=(), partitions=(partition,),
-        nodes=(node,), jobs=(),
-    )  # fmt: skip
-
-
-def add(world: World, count: int) -> list[str]:
-    request = Request(name="bc", command="true")
-    asked = [queue.ask(request, SITES, owner="ada") for _ in range(count)]
-    return [job.job_id for job in queue.add(world.place, asked)]
+from .fake_sites import SITES, Wait, World, add
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_job_runs_once_whatever_happens(world: Callable[..., World], seed: int) -> None:
-    """Ticks are killed, answers lost, sites dark, jobs refused or forgotten: none is lost, and none runs twice."""
+def test_every_job_runs_once_whatever_happens(world: Callable[..., World], wait: Wait, seed: int) -> None:
+    """Ticks are killed, answers lost, sites dark for long, jobs refused or forgotten: none is lost or runs twice."""
     made = world(seed, 0.15)
+    made.clusters["alpha"].has_files = True
     job_ids = add(made, 4)
     for _ in range(40):
         made.tick()
+        wait(tick.FAILOVER_S)
         for cluster in made.clusters.values():
             cluster.step()
         assert max(made.ran.values(), default=0) <= 1
@@ -272,29 +73,6 @@ def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., Worl
     made.clusters["alpha"].is_dark = False
     made.tick()
     assert [state for _, state in made.clusters["alpha"].jobs.values()] == ["CANCELLED"]
-
-
-def test_a_ticket_that_is_stranded_goes_elsewhere(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Slurm is silent for long and the files are not, the ticket is taken back and the job placed anew."""
-    made = world(0, 0.0)
-    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
-    monkeypatch.setattr(tick, "FAILOVER_S", 0.0)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        model.Place(job_id=job.job_id, pool="beta/train" if alpha.is_dark else "alpha/train")
-        for job in jobs
-        if job.job_id not in {ticket.job_id for ticket in held}
-    ]
-    (job_id,) = add(made, 1)
-    made.tick()
-    alpha.is_dark = True
-    made.tick()
-    made.tick()
-    assert beta.jobs == {}  # without its files nobody knows whether it has begun
-    alpha.has_files = True
-    made.tick()
-    made.tick()
-    assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
-    assert alpha.words == {f"{job_id}.1": leave.NO}
 
 
 def test_a_number_that_slurm_forgot_may_be_another_s(
@@ -355,6 +133,31 @@ def test_another_tick_at_work_is_told(world: Callable[..., World]) -> None:
     with queue.locked(made.place):
         assert made.tick() is None
     assert [row.job_id for row in follow.look(made.place).jobs] == [job_id]
+
+
+def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -> None:
+    """Nobody asks a site that no job needs now: it is shown as it was seen last, and one never seen is not shown."""
+    made = world(0, 0.0)
+    add(made, 1)
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        model.Place(job_id=job.job_id, pool="beta/train") for job in jobs if not held
+    ]
+    made.clusters["alpha"].is_dark = True
+    made.tick()
+    beta = made.clusters["beta"]
+    for job_id, job in beta.jobs.items():
+        beta.words[job[0]], job[1] = leave.word(job_id), "RUNNING"
+    made.tick()
+    made.clusters["alpha"].is_dark = False
+    last = made.tick()
+    assert last
+    assert {row.site: (row.state, bool(row.why)) for row in last.sites.sites} == {
+        "alpha": ("dark", True), "beta": ("up", False), "gamma": ("up", False),
+    }  # fmt: skip
+    (made.place / "sites.json").unlink()
+    last = made.tick()
+    assert last
+    assert [row.site for row in last.sites.sites] == ["beta"]
 
 
 def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
