@@ -84,12 +84,14 @@ def pit(tmp_path: Path, dev_sites: Path) -> Callable[..., subprocess.CompletedPr
     env["XDG_CACHE_HOME"] = str(home / ".cache")
     bin_folder = Path(os.sys.executable).parent  # type: ignore[attr-defined]
 
-    def call(*words: str, env: dict[str, str] = env, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        *words: str, env: dict[str, str] = env, stdin: str = "", umask: int = -1, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         name = words[0] if words[0] in ("pit-stage", "psbatch") else "pit"
         rest = words[1:] if words[0] == name else words
         return subprocess.run(
             [str(bin_folder / name), *rest], cwd=tmp_path, env={**env, **more}, input=stdin, text=True,
-            capture_output=True, timeout=280, check=False,
+            capture_output=True, timeout=280, check=False, umask=umask,
         )  # fmt: skip
 
     return call

@@ -86,7 +86,9 @@ def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
         return job_id
 
     try:
-        (run_dir / "attempts").mkdir(parents=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        folder.make(run_dir, site.paths.runs_access)
+        (run_dir / "attempts").mkdir(0o755)
         write_atomic(run_dir / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1))
     except OSError as error:
         raise os_error(error, run_dir) from error

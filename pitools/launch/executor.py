@@ -45,7 +45,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, send: Callable[[Path], str]) -> None:
         super().__init__(run_dir / "submitit", python=plan.python)
         self.plan, self.site, self.run_dir, self.send = plan, site, run_dir, send
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # Pickles are code: whoever could put one here would run as this user.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # submitit counts time-outs against this, in minutes.
         self.parameters["time"] = max(1, plan.job.time_s // 60)
 

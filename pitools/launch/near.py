@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import ClusterError
-from pitools.core.files import os_error
+from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, leave, nodes, once, seen
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
@@ -70,12 +70,12 @@ def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
     building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        building.mkdir()
-        (building / "request.toml").write_text(plan.request_text)
+        folder.make(building, site.paths.runs_access)
+        write_atomic(building / "request.toml", plan.request_text, durable=False)
         plan = provenance.capture(plan, site, building, run_dir)
-        (building / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
-        (building / "checkpoints").mkdir()
-        (building / "attempts").mkdir()
+        write_atomic(building / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1), durable=False)
+        (building / "checkpoints").mkdir(0o755)
+        (building / "attempts").mkdir(0o755)
         python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
         words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan"]
         payload = " ".join([*words, shlex.quote(f"{run_dir}/plan.json")])
@@ -83,7 +83,8 @@ def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
         env = {**plan.request.env, "PIT_RECOVER": "allocation"}
         shown = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
         text = planning.script(shown, site, run_dir=str(run_dir), payload=payload)
-        (building / "script.sbatch").write_text(leave.script(text, str(run_dir), gate=gate))
+        script = leave.script(text, str(run_dir), gate=gate)
+        write_atomic(building / "script.sbatch", script, durable=False)
         os.rename(building, run_dir)
     except OSError as error:
         raise os_error(error, run_dir) from error

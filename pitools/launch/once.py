@@ -94,7 +94,7 @@ def _alone(run_dir: Path, until: float) -> Iterator[BinaryIO]:
     """The run's lock, as a file to give to sbatch: it is held for as long as that lives. Raises TryLater."""
     path = run_dir / "jobs" / ".sending"
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=0o755, exist_ok=True)
         file = os.fdopen(open_shared(path, os.O_APPEND), "a+b", buffering=0)
     except OSError as error:
         raise os_error(error, path) from error

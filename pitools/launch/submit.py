@@ -13,7 +13,7 @@ import msgspec
 
 from pitools.core import proc
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
-from pitools.core.files import os_error
+from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, local, nodes
 from pitools.launch.plan import Plan
 from pitools.launch.recover import settling
@@ -116,15 +116,15 @@ def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -
     """Make the run's folder, whole or not at all; returns the plan of what runs: see reproduce/provenance.py."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     building = run_dir.with_name(f".{run_dir.name}")
-    building.mkdir()
+    folder.make(building, site.paths.runs_access)
     try:
-        (building / "request.toml").write_text(plan.request_text)
+        write_atomic(building / "request.toml", plan.request_text, durable=False)
         plan = provenance.capture(plan, site, building, run_dir)
-        (building / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
-        (building / "checkpoints").mkdir()
-        (building / "attempts").mkdir()
+        write_atomic(building / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1), durable=False)
+        (building / "checkpoints").mkdir(0o755)
+        (building / "attempts").mkdir(0o755)
         if site.scheduler == "slurm":
-            (building / "jobs").mkdir()
+            (building / "jobs").mkdir(0o755)
         folder.note(building, "created", site=site.name)
         seed(building)
         os.rename(building, run_dir)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import stat
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ from pitools.core.files import write_atomic
 from pitools.core.record import Record
 
 T = TypeVar("T", bound=Record)
+# By the site's `paths.runs_access`: a run's folder holds what runs, and logs that may hold anything.
+MODES = {"owner": 0o700, "group": 0o750}
 
 
 class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
@@ -120,6 +123,13 @@ def new_id(name: str) -> str:
     """A run id that sorts by time and cannot meet another: `bc-jax-20261121-013341-9f3c2a`."""
     stamp = clock.now()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return f"{name}-{stamp}-{secrets.token_hex(3)}"
+
+
+def make(path: Path, access: str) -> None:
+    """Make the folder of a run, for its owner alone or, where the site says "group", readable by its group. OSError."""
+    path.mkdir(mode=0o700)
+    # Whatever the umask; a set-group-ID bit that it has from its parent stays.
+    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o777 | MODES[access])
 
 
 def runs(root: Path) -> list[Path]:

@@ -43,7 +43,7 @@ _PUT = (
     '[ -L "$p" ] && { echo "$p is a link, not a folder" >&2; exit 1; }; '
     # What a killed machine left of an earlier try.
     'for o in "$p/.$b."*.part; do [ -d "$o" ] && [ -n "$(find "$o" -maxdepth 0 -mmin +60)" ] && rm -rf -- "$o"; done; '
-    'mkdir -- "$t" || exit 1; '
+    'mkdir ${3:+-m "$3"} -- "$t" || exit 1; '
     # tar is content with a stream that ends between two files: only the last of them says that it came whole.
     'if tar -xof - -C "$t" && [ -e "$t/$2" ] && rm -f -- "$t/$2" && mv -T -- "$t" "$1"; then exit 0; fi; '
     'rm -rf -- "$t"; [ -d "$1" ] && exit 67; exit 1'
@@ -97,8 +97,12 @@ def shell(
     return done
 
 
-def put(site: Site, what: Path | Sequence[tar.Entry], to: str, *, limit: int = 256 * MIB) -> Sent:
+def put(
+    site: Site, what: Path | Sequence[tar.Entry], to: str, *, limit: int = 256 * MIB, mode: int | None = None
+) -> Sent:  # fmt: skip
     """Send a folder, or entries of one, and let it appear at `to`, whole; what is there already stays.
+
+    mode: permissions of the folder, by default as the umask there has it.
 
     Raises DataError for a link or device in a folder, and for more than `limit` bytes; NoSpace, ClusterError, or
     Unreachable, after which it is there or not: the same call again makes sure.
@@ -111,7 +115,8 @@ def put(site: Site, what: Path | Sequence[tar.Entry], to: str, *, limit: int = 2
     began = time.monotonic()
     pipe = tar.Pipe(lambda out: tar.write([*entries, whole], out), is_source=True)
     with pipe as source:
-        done = shell(site, _PUT, to, token, stdin=source, timeout_s=60 + size / _SLOWEST)
+        access = f"{mode:o}" if mode is not None else ""
+        done = shell(site, _PUT, to, token, access, stdin=source, timeout_s=60 + size / _SLOWEST)
     if done.code == _IN_THE_WAY:
         return Sent(made=False, bytes=0, wall_s=time.monotonic() - began)
     if error := pipe.failed():  # that the far side complains of half a stream is only its consequence

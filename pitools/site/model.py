@@ -90,9 +90,11 @@ class Paths(Section, frozen=True, kw_only=True):
 
     runs: run folders, on storage that the login and compute nodes share. data: datasets, likewise.
     nvme: where pit-stage puts datasets on each node. python: an interpreter that has pitools, as the nodes see it.
+    runs_access: who may read a run's folder: its owner alone, or its group too. Nobody else may write there.
     """
 
     runs: str = "runs"
+    runs_access: Literal["owner", "group"] = "owner"
     data: str = ""
     nvme: str = ""
     python: str = ""

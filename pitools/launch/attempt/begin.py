@@ -63,21 +63,21 @@ def begin(job: Job, *, ends: str = "") -> Path:
 def make(job: Job) -> Path:
     """The folder of a new attempt: the first free number, taken by making it. Raises OSError."""
     root = job.run_dir / "attempts"
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=0o755, parents=True, exist_ok=True)
     if job.task:
         made = root / f"{job.task}.{job.restart}"
-        made.mkdir(exist_ok=True)
+        made.mkdir(mode=0o755, exist_ok=True)
     else:
         number = max((int(path.name) + 1 for path in folder.attempts(job.run_dir) if path.name.isdecimal()), default=0)
         while True:
             made = root / str(number)
             try:
-                made.mkdir()
+                made.mkdir(0o755)
                 break
             except FileExistsError:
                 number += 1
     for name in ("logs", "nodes"):
-        (made / name).mkdir(exist_ok=True)
+        (made / name).mkdir(mode=0o755, exist_ok=True)
     return made
 
 

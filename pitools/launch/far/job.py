@@ -19,7 +19,7 @@ from pitools.launch import leave, nodes
 from pitools.launch import plan as planning
 from pitools.launch.far import data, there
 from pitools.launch.plan import Plan
-from pitools.launch.reproduce import code, provenance, snapshot
+from pitools.launch.reproduce import code, git, provenance, snapshot
 from pitools.run import folder
 from pitools.site import files
 from pitools.site.connect import client
@@ -100,7 +100,8 @@ def _send(
     wall_s = time.monotonic() - began if sent else 0.0
     more = sum(entry.path.stat().st_size for entry in also if entry.path)
     whole = [*entries(plan, site, name=name, gate=gate), *also]
-    files.put(site, whole, at, limit=2 * snapshot.LIMIT + more)
+    mode = folder.MODES[site.paths.runs_access]
+    files.put(site, whole, at, limit=2 * snapshot.LIMIT + more, mode=mode)
     try:
         ready()
     except BaseException:
@@ -135,7 +136,9 @@ def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
 
 def _code(workdir: Path) -> list[Entry]:
     """A copy of the workdir; of one that is another run's copy already, what that run was made with."""
-    return code.entries(workdir.parent) if provenance.of_code(workdir) else snapshot.entries(workdir)
+    if provenance.of_code(workdir):
+        return code.entries(workdir.parent)
+    return snapshot.entries(workdir, ignored=git.ignored(workdir))
 
 
 def moved_to(plan: Plan, site: Site, at: str) -> Plan:

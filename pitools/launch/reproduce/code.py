@@ -21,6 +21,7 @@ from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
 from pitools.core.units import size_text
 from pitools.launch.reproduce import snapshot
+from pitools.launch.reproduce.exclusions import Exclusions
 from pitools.run import folder
 from pitools.site.tar import Entry
 from pitools.store import digest
@@ -45,12 +46,15 @@ class Code(Record, frozen=True, kw_only=True, tag="pit.code/1"):
     """What was copied, in a fixed order, and what was not.
 
     linked: links to what stayed outside: large files, environments, datasets, and links that led out. skipped: pipes,
-    devices, and names that are no UTF-8. bytes: of the files. digest: of all that was copied and linked.
+    devices, and names that are no UTF-8. secrets, ignored: what the exclusions left out, folders whole. bytes: of the
+    files. digest: of all that was copied and linked.
     """
 
     files: tuple[File, ...]
     linked: tuple[File, ...] = ()
     skipped: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     bytes: int = 0
     digest: str = ""
 
@@ -61,15 +65,25 @@ class _Found(NamedTuple):
     stat: os.stat_result
 
 
-def take(workdir: Path, to: Path, *, without: Collection[Path] = (), limit: int = snapshot.LIMIT) -> Code:
+def take(
+    workdir: Path,
+    to: Path,
+    *,
+    ignored: Iterable[str] | None = None,
+    without: Collection[Path] = (),
+    limit: int = snapshot.LIMIT,
+) -> Code:
     """Copy a workdir to the new folder `to`. without: folders in it that are no part of it, such as that of all runs.
 
-    Bytes are copied, never shared, so that no later change here is one there. Raises ConfigError for what cannot be
-    read, more than `limit` bytes or 50,000 files.
+    ignored: what git ignores there, None where that is not known: see exclusions.py. Bytes are copied, never shared, so
+    that no later change here is one there. Raises ConfigError for what cannot be read, and for more than `limit` bytes
+    or 50,000 files.
     """
     root = workdir.resolve()
     left: list[Path] = []
-    found = [_Found(path, str(path.relative_to(root)), path.lstat()) for path in _few(root, without, left, workdir)]
+    excluded: dict[Path, str] = {}
+    walked = snapshot.walk(root, Exclusions(root, ignored), without=without, left_out=left, excluded=excluded)
+    found = [_Found(path, str(path.relative_to(root)), path.lstat()) for path in _few(walked, workdir)]
     small = [one for one in found if stat.S_ISREG(one.stat.st_mode) and one.stat.st_size <= LARGE]
     total = sum(one.stat.st_size for one in small)
     if total > limit:
@@ -77,14 +91,14 @@ def take(workdir: Path, to: Path, *, without: Collection[Path] = (), limit: int 
     made: list[File] = []
     linked = [_leads(str(path.relative_to(root)), str(path)) for path in left if snapshot.is_kept(path)]
     skipped = []
-    to.mkdir()
+    to.mkdir(0o755)
     with bar("code", total, unit="bytes", quiet=total < _WORTH_A_BAR) as advance:
         for one in found:
             mode = one.stat.st_mode
             if not _is_text(one.inner) or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 skipped.append(_shown(one.inner))
             elif stat.S_ISDIR(mode):
-                (to / one.inner).mkdir()
+                (to / one.inner).mkdir(0o755)
                 made.append(File(path=one.inner, kind="folder"))
             elif stat.S_ISLNK(mode) and (target := _inside(one.path, root)):
                 (to / one.inner).symlink_to(target)
@@ -95,7 +109,10 @@ def take(workdir: Path, to: Path, *, without: Collection[Path] = (), limit: int 
                 made.append(_copy(one.path, to / one.inner, one.inner, advance))
     for link in linked:
         (to / link.path).symlink_to(link.link)
-    return _whole(made, linked, skipped)
+    whole = _whole(made, linked, skipped)
+    names = {why: sorted(_shown(str(path.relative_to(root))) for path in excluded if excluded[path] == why)
+             for why in ("secret", "ignored")}  # fmt: skip
+    return msgspec.structs.replace(whole, secrets=tuple(names["secret"]), ignored=tuple(names["ignored"]))
 
 
 def again(run_dir: Path, to: Path) -> Code:
@@ -105,11 +122,11 @@ def again(run_dir: Path, to: Path) -> Code:
     """
     code = listing(run_dir)
     source = run_dir / FOLDER
-    to.mkdir()
+    to.mkdir(0o755)
     try:
         for one in code.files:
             if one.kind == "folder":
-                (to / one.path).mkdir()
+                (to / one.path).mkdir(0o755)
             elif one.kind == "link":
                 (to / one.path).symlink_to(one.link)
             elif _copy(source / one.path, to / one.path, one.path).digest != one.digest:
@@ -168,8 +185,8 @@ def _changed(run_dir: Path, inner: str) -> DataError:
     return DataError(f"code/{inner} is not what was put there", where=str(run_dir), hint=hint)
 
 
-def _few(root: Path, without: Collection[Path], left: list[Path], workdir: Path) -> Iterator[Path]:
-    for count, path in enumerate(snapshot.walk(root, without=without, left_out=left)):
+def _few(walked: Iterable[Path], workdir: Path) -> Iterator[Path]:
+    for count, path in enumerate(walked):
         if count >= snapshot.MOST:
             what = f"the workdir holds more than {snapshot.MOST} files"
             raise ConfigError(what, where=str(workdir), hint="keep data outside of it, or set snapshot = false")
@@ -192,8 +209,8 @@ def _copy(source: Path, to: Path, inner: str, advance: Advance = lambda _: None)
     try:
         with plain_file(source) as file:
             found = os.fstat(file.fileno())
-            # Not more than its owner lets others see of it.
-            descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, found.st_mode & 0o777 | 0o200)
+            # Not more than its owner lets others see of it, and nothing that others could change: it is executed.
+            descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, found.st_mode & 0o755 | 0o200)
             with os.fdopen(descriptor, "wb", buffering=0) as copy:
                 while block := file.read(_BLOCK):
                     hasher.update(block)

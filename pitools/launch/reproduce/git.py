@@ -20,6 +20,7 @@ from pitools.core import proc
 from pitools.core.errors import PitError, ToolMissing
 from pitools.core.progress import bar
 from pitools.launch.reproduce import snapshot
+from pitools.launch.reproduce.exclusions import Exclusions, is_secret
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 
@@ -40,7 +41,8 @@ class Git(msgspec.Struct, frozen=True, kw_only=True):
 
     commit: "" where there is none yet. described: by the nearest tag. inner: the workdir, seen from the repository's
     root. dirty: whether the commit is not all. patch: digest of dirty.patch, "" where there is none. left_out: files
-    that were changed or untracked and are too large for the patch; digest is "" where they were too large to read.
+    that were changed or untracked and are no part of the patch: too large, a secret, or left out by `.pitignore`;
+    digest is "" for the last two, and where they were too large to read.
     said: why any of this is not known.
     """
 
@@ -97,16 +99,20 @@ def _look(workdir: Path, patch: Path, without: Collection[Path]) -> Git:
     untracked = [line[2:] for line in lines if line.startswith("? ") and not _left_out(Path(top), line[2:], without)]
     if not changed and not untracked:
         return git
-    return _patched(git, Path(top), workdir / index, patch, changed, untracked)
+    secret = _excluded(Path(top), workdir, [*changed, *untracked])
+    return _patched(git, Path(top), workdir / index, patch, changed, untracked, secret)
 
 
 def _patched(
-    git: Git, top: Path, index: Path, patch: Path, changed: Sequence[str], untracked: Sequence[str]
+    git: Git, top: Path, index: Path, patch: Path, changed: Sequence[str], untracked: Sequence[str], secret: set[str]
 ) -> Git:  # fmt: skip
-    large = _too_large(top, [*changed, *untracked])
-    added = [name for name in untracked if name not in large]
-    excluded = [name for name in changed if name in large]
-    git = msgspec.structs.replace(git, dirty=True, left_out=_named(top, large))
+    large = _too_large(top, [name for name in (*changed, *untracked) if name not in secret])
+    outside = large | secret
+    added = [name for name in untracked if name not in outside]
+    excluded = [name for name in changed if name in outside]
+    # No digest of a secret either: a short one could be guessed from it.
+    named = (*_named(top, large), *(FileEntry(path=_shown(name), bytes=0, digest="") for name in sorted(secret)))
+    git = msgspec.structs.replace(git, dirty=True, left_out=named)
     # An index of our own, where untracked files are to be added: git's own is nobody's to write but its user's.
     mine = patch.with_name(f".{patch.name}.index")
     words = patch.with_name(f".{patch.name}.names")
@@ -134,6 +140,26 @@ def _patched(
         said = _why(done) if done.code else f"the patch has {size} bytes, more than the {LIMIT} that are kept"
         return msgspec.structs.replace(git, said=said)
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
+
+
+def _excluded(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
+    """Those that no copy of the workdir gets: secrets, and what its `.pitignore` names."""
+    root = workdir.resolve()
+    exclusions = Exclusions(root, ())
+    return {
+        name for name in names
+        if (exclusions.reason(top / name) if (top / name).is_relative_to(root) else is_secret(top / name, name))
+    }  # fmt: skip
+
+
+def ignored(workdir: Path) -> list[str] | None:
+    """What git ignores in a workdir, as paths below it, folders whole; None where git gives no answer."""
+    words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    try:
+        done = _git(workdir.resolve(), *words)
+    except PitError:
+        return None
+    return None if done.code else [name.rstrip("/") for name in done.stdout.split("\0") if name]
 
 
 def _too_large(top: Path, names: Sequence[str]) -> set[str]:

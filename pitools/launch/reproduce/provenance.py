@@ -13,7 +13,7 @@ each attempt's `hostfile`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ def _code(plan: Plan, workdir: Path, parent: Provenance | None, building: Path) 
             found = git.look(workdir, building / PATCH, without={runs})
             if not plan.request.snapshot or not workdir.is_dir():
                 return None, found
-            held = code.take(workdir, building / code.FOLDER, without={runs, building.resolve()})
+            without = {runs, building.resolve()}
+            held = code.take(workdir, building / code.FOLDER, ignored=git.ignored(workdir), without=without)
     except OSError as error:
         raise os_error(error, building) from error
     write_atomic(building / code.LISTING, msgspec.json.encode(held), durable=False)
@@ -154,6 +155,8 @@ def _warnings(plan: Plan, workdir: Path, held: code.Code | None, lock: Environme
         why = "snapshot = false" if not plan.request.snapshot else f"{workdir} is not to be seen from here"
         yield f"the run uses {workdir} as it will be then, and not a copy of it: {why}"
         return
+    if left_out := _left_out(held):
+        yield left_out
     if held.skipped:
         yield f"{held.skipped[0]} and {len(held.skipped) - 1} more are no part of the run's code: no files, or no names"
     root = workdir.resolve()
@@ -166,6 +169,23 @@ def _warnings(plan: Plan, workdir: Path, held: code.Code | None, lock: Environme
     for key, value in _texts(plan):
         if f"{root}/" in f"{value}/":
             yield f"{key} names {root}: what is there is not the run's copy of it"
+
+
+def _left_out(held: code.Code) -> str:
+    """What the exclusions left out of the copy, in a line; "" for nothing."""
+    parts = []
+    if held.secrets:
+        parts.append(f"{_few(held.secrets)} (secrets)")
+    if held.ignored:
+        # What could be imported is what is missed first.
+        names = sorted(held.ignored, key=lambda name: (not name.endswith((".py", ".so")), name))
+        parts.append(f"{_few(names)} (ignored; a line `!{names[0]}` in .pitignore copies it)")
+    return f"left out of the run's copy of the code: {'; '.join(parts)}" if parts else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _texts(plan: Plan) -> Iterator[tuple[str, str]]:

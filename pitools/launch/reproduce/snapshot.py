@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pitools.core.errors import ConfigError
 from pitools.core.units import size_text
+from pitools.launch.reproduce.exclusions import Exclusions
 from pitools.site.tar import Entry
 
 LIMIT = 256 << 20
@@ -23,16 +24,19 @@ _RUN = ("plan.json", "attempts")
 _DATASET = ("manifest.json", "zarr.json")
 
 
-def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[Entry]:
-    """All of a folder, below `name`, but for caches, version control, environments, runs and datasets.
+def entries(
+    workdir: Path, *, ignored: Iterable[str] | None = None, name: str = "code", limit: int = LIMIT
+) -> list[Entry]:
+    """All of a folder, below `name`, but for caches, version control, environments, runs, datasets and exclusions.
 
-    Links are kept where they stay inside. Raises ConfigError for a link that leads out, for what is neither file nor
-    folder, a name that is not printable, and for more than `limit` bytes or 50,000 files.
+    ignored: what git ignores there, None where that is not known: see exclusions.py. Links are kept where they stay
+    inside. Raises ConfigError for a link that leads out, for what is neither file nor folder, a name that is not
+    printable, and for more than `limit` bytes or 50,000 files.
     """
     root = workdir.resolve()
     found = [Entry(name=name)]
     sizes: dict[str, int] = {}
-    for path in walk(root):
+    for path in walk(root, Exclusions(root, ignored)):
         inner = str(path.relative_to(root))
         if not inner.isprintable():
             raise _refused(workdir, f"{inner!r} is not a printable name", "rename it")
@@ -58,12 +62,20 @@ def entries(workdir: Path, *, name: str = "code", limit: int = LIMIT) -> list[En
     return found
 
 
-def walk(root: Path, *, without: Collection[Path] = (), left_out: list[Path] | None = None) -> Iterator[Path]:
+def walk(
+    root: Path,
+    exclusions: Exclusions,
+    *,
+    without: Collection[Path] = (),
+    left_out: list[Path] | None = None,
+    excluded: dict[Path, str] | None = None,
+) -> Iterator[Path]:
     """Everything below a folder that is part of a snapshot, each folder before what is in it, in a fixed order.
 
-    without: folders that are none of it, either. left_out: is given the folders that were. Raises ConfigError for one
-    that cannot be read.
+    without: folders that are none of it, either. left_out: is given the folders that were. excluded: is given what the
+    exclusions left out, with the reason. Raises ConfigError for a folder that cannot be read.
     """
+    excluded = {} if excluded is None else excluded
     for folder, folders, names in os.walk(root, onerror=_raise):
         here = Path(folder)
         links = [one for one in folders if (here / one).is_symlink()]
@@ -71,7 +83,10 @@ def walk(root: Path, *, without: Collection[Path] = (), left_out: list[Path] | N
         folders[:] = sorted(one for one in kept if not is_left_out(here / one))
         if left_out is not None:
             left_out += [here / one for one in kept if one not in folders]
-        yield from (here / one for one in sorted([*folders, *links, *names]))
+        reasons = {one: exclusions.reason(here / one) for one in (*folders, *links, *names)}
+        excluded |= {here / one: reason for one, reason in reasons.items() if reason}
+        folders[:] = [one for one in folders if not reasons[one]]
+        yield from (here / one for one in sorted(reasons) if not reasons[one])
 
 
 def _raise(error: OSError) -> None:

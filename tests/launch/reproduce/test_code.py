@@ -30,10 +30,10 @@ def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
     """A later change of the workdir is none of the copy; modes and times come along."""
     (work / "run.sh").write_text("#!/bin/sh\n")
     (work / "run.sh").chmod(0o700)
-    (work / ".env").write_text("password\n")
-    (work / ".env").chmod(0o600)
+    (work / "mine.txt").write_text("password\n")
+    (work / "mine.txt").chmod(0o600)
     held, found = taken(work, tmp_path / "code")
-    assert [one.path for one in held.files] == [".env", "loop.py", "run.sh", "settings.toml"]
+    assert [one.path for one in held.files] == ["loop.py", "mine.txt", "run.sh", "settings.toml"]
     for name in found:
         assert (tmp_path / "code" / name).stat().st_mode == (work / name).stat().st_mode
         assert (tmp_path / "code" / name).stat().st_mtime_ns == (work / name).stat().st_mtime_ns
