@@ -11,7 +11,7 @@ import click
 
 from pitools import __version__
 from pitools.commands import lazy
-from pitools.core.errors import ClusterError, PitError, UsageError, nearest
+from pitools.core.errors import INTERNAL, ClusterError, PitError, UsageError, nearest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -116,7 +116,7 @@ def run(command: click.Command, name: str) -> int:
         import traceback
 
         traceback.print_exc()
-        return ClusterError.exit_code
+        return INTERNAL
 
 
 def _whose(path: str) -> str:

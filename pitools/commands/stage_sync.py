@@ -14,7 +14,7 @@ import click
 from pitools.commands.options import format_option
 from pitools.commands.stage_options import stoppable
 from pitools.core import units
-from pitools.core.errors import ClusterError, PitError, UsageError
+from pitools.core.errors import INTERNAL, PitError, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
 def _work(work: Sync, book: _Book) -> int:
     """Run, and write down how it ended, also where a signal ends it."""
 
-    code = ClusterError.exit_code  # what a mistake of ours ends with
+    code = INTERNAL  # what a mistake of ours ends with
     try:
         book.begin()
         with stoppable():

@@ -9,6 +9,7 @@
     └── TryLater      75   nothing is wrong with the request    → run it again later
         ├── Unreachable    no answer in time
         └── NoSpace        the destination is full
+    any other exception   70   a mistake of pitools, with its traceback → report it
 
 The exit code is the class's. Codes are never reused for another meaning.
 """
@@ -16,6 +17,8 @@ The exit code is the class's. Codes are never reused for another meaning.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 
 class PitError(Exception):

@@ -61,11 +61,12 @@ def numbers(run_dir: Path) -> list[int]:
 
 
 def due(run_dir: Path) -> int:
-    """The next submission's number: the newest one's where no job is known to have come of that."""
+    """The next submission's number: the newest one's where no job is known to have come of that. Raises DataError."""
     known = numbers(run_dir)
     if not known:
-        # A run that was begun before its folder kept account of its jobs has had one.
-        return int((run_dir / "job.json").exists())
+        # A local run, whose jobs are its supervisors, or one begun before its folder kept account of its jobs.
+        newest = folder.read(run_dir / "job.json", JobRef)
+        return newest.number + 1 if newest else 0
     return known[-1] if is_open(run_dir, known[-1]) else known[-1] + 1
 
 

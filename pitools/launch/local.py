@@ -22,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock, proc
-from pitools.core.errors import ClusterError, TryLater
+from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.core.files import os_error
+from pitools.launch import jobs
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
 from pitools.launch.plan import Plan
 from pitools.launch.recover.lock import open_shared, taken
@@ -44,7 +45,9 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
         raise TryLater("the run has a supervisor", where=str(run_dir), hint="see: pit launch show")
     first, last = site.network.ports
     added = {**site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
-    argv = [sys.executable, "-m", "pitools.launch.local", str(run_dir)]
+    number = jobs.due(run_dir)
+    # The site's interpreter, as in Slurm, also for staging and the ranks.
+    argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
     # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
     (run_dir / STARTING).touch()
     # The supervisor inherits these blocked, and lets them in once it can answer: a cancel that comes while it is still
@@ -54,7 +57,11 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
         process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _ref(process.pid, site.name)
+    return _ref(process.pid, site.name, number)
+
+
+def _plan(run_dir: Path) -> Plan:
+    return msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
 
 
 def is_supervised(run_dir: Path) -> bool:
@@ -87,10 +94,10 @@ def _lock(run_dir: Path, wait_s: float = 0.0) -> int | None:
     return None
 
 
-def _ref(pid: int, site: str) -> folder.JobRef:
+def _ref(pid: int, site: str, number: int) -> folder.JobRef:
     # A pid is only a name for a while; with the start time it is this process's for ever.
     return folder.JobRef(
-        job_id=f"local-{pid}", site=site, submitted=clock.now(),
+        job_id=f"local-{pid}", site=site, submitted=clock.now(), number=number,
         host=socket.gethostname(), pid=pid, start_ticks=_start_ticks(pid),
     )  # fmt: skip
 
@@ -123,12 +130,12 @@ def _start_ticks(pid: int) -> int:
     return 0 if state in "ZX" else int(fields[18])
 
 
-def supervise(run_dir: Path) -> int:
+def supervise(run_dir: Path, number: int = 0) -> int:
     """Run attempts until one has finished, or another would not help; returns the exit code of the last.
 
-    Called in the supervisor process.
+    number: which of the run's supervisors this is. Called in the supervisor process.
     """
-    plan = msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
+    plan = _plan(run_dir)
     stopper = _Stopper(plan.job.time_s)
     # Closed by nobody but the kernel. The one that started this may be about to end.
     lock = _lock(run_dir, HANDOVER_S)
@@ -136,10 +143,10 @@ def supervise(run_dir: Path) -> int:
         print("pit: the run has another supervisor", file=sys.stderr)
         return codes.NO_LEAVE
     # Before anything else: whoever started this process may have been killed before it said so.
-    folder.write(run_dir / "job.json", _ref(os.getpid(), plan.site))
+    folder.write(run_dir / "job.json", _ref(os.getpid(), plan.site, number))
     (run_dir / STARTING).unlink(missing_ok=True)
     job = where.Job(
-        run_dir=run_dir, number=0, job_id=f"local-{os.getpid()}", cluster="", restart=0,
+        run_dir=run_dir, number=number, job_id=f"local-{os.getpid()}", cluster="", restart=0,
         node_list=socket.gethostname(), nodes=1, task="", mode=where.mode(run_dir, os.environ),
     )  # fmt: skip
     ends = clock.text(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
@@ -149,6 +156,9 @@ def supervise(run_dir: Path) -> int:
         except begin.NoBeginning as no:
             print(f"pit: {no}", file=sys.stderr)
             return no.code
+        except (PitError, OSError) as error:
+            print(f"pit: no attempt: {error}", file=sys.stderr)
+            return codes.NOT_BEGUN
         stopper.attempt = attempt
         code = _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
         state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
@@ -185,7 +195,7 @@ def _stage(plan: Plan, attempt: Path, stopper: _Stopper) -> int:
         if stopper.number:
             break
         receipt = attempt / "nodes" / node / f"{data.name}.json"
-        argv = [sys.executable, "-m", "pitools", "stage", "run", data.source]
+        argv = [plan.python, "-m", "pitools", "stage", "run", data.source]
         argv += ["--to", fill(plan.nvme), "--receipt", str(receipt)]
         stopper.children = [proc.start(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out", session=True)]
         if code := _wait(stopper, attempt):
@@ -210,7 +220,7 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     }  # fmt: skip
     stopper.children = []
     for rank in range(world_size):
-        argv = [sys.executable, "-u", "-m", "pitools.launch.worker", "plan", str(run_dir / "plan.json")]
+        argv = [plan.python, "-u", "-m", "pitools.launch.worker", "plan", str(run_dir / "plan.json")]
         env = {**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
         stopper.children.append(proc.start(argv, env=env, log=attempt / "logs" / f"{rank}.out", session=True))
     limits = watch.limits(run_dir / "plan.json")
@@ -221,9 +231,16 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
 def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.Watch | None = None) -> int:
     """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM, and SIGKILL after a grace.
 
-    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
-    leaves nothing of their sessions.
+    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended. Leaves
+    nothing of their sessions, also where it raises.
     """
+    try:
+        return _attend(stopper, attempt, warning, looker)
+    finally:
+        proc.kill_sessions(*(child.pid for child in stopper.children))
+
+
+def _attend(stopper: _Stopper, attempt: Path, warning: str, looker: watch.Watch | None) -> int:
     first_bad = 0
     name, _, before_s = warning.partition("@")
     warn_at = stopper.deadline - float(before_s) if warning else float("inf")
@@ -242,14 +259,14 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.
             kill_at = time.monotonic() + (attend.GRACE_S if bad else GRACE_S)
             _send(stopper, signal.SIGTERM)
         if not ending and looker and (hang := looker.due()):
-            folder.write(attempt / "hang.json", hang)
-            stacks.here(attempt, socket.gethostname())
+            with contextlib.suppress(PitError, OSError):  # a full disk: the exit code says it too
+                folder.write(attempt / "hang.json", hang)
+                stacks.here(attempt, socket.gethostname())
             first_bad, kill_at = codes.HUNG, time.monotonic()
-        ended = all(code is not None for code in ended_with)
-        if ended or time.monotonic() > kill_at:
-            proc.kill_sessions(*(child.pid for child in stopper.children))
-        if ended:
+        if all(code is not None for code in ended_with):
             return first_bad
+        if time.monotonic() > kill_at:
+            proc.kill_sessions(*(child.pid for child in stopper.children))
         time.sleep(0.05)
 
 
@@ -268,4 +285,4 @@ def _send(stopper: _Stopper, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(Path(sys.argv[1])))
+    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))

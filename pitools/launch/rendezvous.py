@@ -35,6 +35,10 @@ _REACH = 64  # pairs: more than one node runs jobs that could be on them
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 
 
+class NoPorts(ClusterError):
+    """Every pair of the site's ports is taken where rank 0 runs."""
+
+
 class Job(NamedTuple):
     """What all ranks of one start of one job know, and no other job does.
 
@@ -147,9 +151,8 @@ def _hold(job: Job, address: str) -> tuple[socket.socket, int, int]:
             listener.close()
             continue
         return listener, guard_port, framework_port
-    raise ClusterError(
-        "no free pair of ports", where=f"ports {job.ports[0]}-{job.ports[1]}", hint="widen network.ports of the site"
-    )
+    where = f"ports {job.ports[0]}-{job.ports[1]}"
+    raise NoPorts("no free pair of ports", where=where, hint="widen network.ports of the site")
 
 
 def _ask(job: Job, address: str, port: int, rank: int, deadline: float) -> str:

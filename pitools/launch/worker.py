@@ -23,7 +23,7 @@ from pitools.core import proc
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.launch import env, rendezvous
 from pitools.launch.attempt import killed, stacks, word
-from pitools.launch.attempt.codes import MISPLACED, NO_DATA, NOT_MET
+from pitools.launch.attempt.codes import MISPLACED, NO_DATA, NO_PORTS, NOT_MET
 from pitools.launch.plan import Plan
 from pitools.run import folder
 from pitools.stage.cache import lease
@@ -67,7 +67,8 @@ def _enter(framework: str) -> None:
         coordinator = _meet(at)
     except PitError as error:
         print(f"pit: rank {at.rank} on {at.node}: {error}", file=sys.stderr)
-        code = {Unreachable: NOT_MET, DataError: NO_DATA}.get(type(error), MISPLACED)
+        codes = {Unreachable: NOT_MET, DataError: NO_DATA, rendezvous.NoPorts: NO_PORTS}
+        code = codes.get(type(error), MISPLACED)
         raise SystemExit(code) from error
     # `python` in a command is this one, as it is for an entry: not whichever the submitter's shell had.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

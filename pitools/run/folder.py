@@ -6,6 +6,7 @@
     script.sbatch       what was submitted
     job.json            pit.job-ref/1: which job, or process, this run became; of several the newest
     jobs/<k>/           one submission, k = 0, 1, …: `launch/jobs.py` draws it
+    unbegun/<k>/        why a local run's k-th supervisor began no attempt
     events.jsonl        pit.event/1: what was done to the run, oldest first
     verdict.json        pit.verdict/1: how it ended, once and for all; absent while it is to go on
     provenance.json     what it was made from, with code/, environment.txt, dirty.patch: `launch/reproduce` writes them
@@ -72,8 +73,8 @@ class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
     """What a run became.
 
     cluster: its ClusterName, "" where that is not known: job ids count anew on every cluster. number: which of the
-    run's jobs it is, 0 for the first. host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks
-    is when it started, in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
+    run's jobs, or supervisors, it is, 0 for the first. host, pid, start_ticks: of a local run's supervisor, else "" and
+    0; start_ticks is when it started, in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
     """
 
     job_id: str
@@ -133,8 +134,21 @@ def make(path: Path, access: str) -> None:
 
 
 def runs(root: Path) -> list[Path]:
-    """The folders of all runs below a root, by name: of one request, oldest first."""
-    return sorted(path.parent for path in root.glob("*/plan.json") if not path.parent.name.startswith("."))
+    """The folders of all runs below a root, by name: of one request, oldest first.
+
+    One that cannot be looked into now (a stale file handle, storage that is away) is among them: reading it says so.
+    """
+    return sorted(path for path in root.glob("[!.]*") if _has_plan(path))
+
+
+def _has_plan(path: Path) -> bool:
+    try:
+        (path / "plan.json").stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no run, or somebody else's
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def find(runs: Path, run: str) -> Path:

@@ -150,7 +150,9 @@ def _check(site: Site, name: str, where: str) -> None:
     if site.reach.kind == "ssh" and (not site.reach.host or site.reach.host.startswith("-")):
         raise ConfigError(f'reach.host = "{site.reach.host}" is no host', where=where, hint='host = "login.example"')
     first, last = site.network.ports
-    if not 1024 <= first <= last - 64 <= 65535:
+    if not (first >= 1024 and last <= 65535):
+        raise ConfigError(f"network.ports = [{first}, {last}]: not ports", where=where, hint="from 1024 to 65535")
+    if last - first < 64:
         raise ConfigError(f"network.ports = [{first}, {last}] is too small a range", where=where, hint="64 or more")
     for key, value in _leaves(msgspec.to_builtins(site), ""):
         texts = value if isinstance(value, (list, tuple)) else [value]

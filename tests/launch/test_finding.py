@@ -165,6 +165,18 @@ def test_what_may_not_be_read_says_whose_it_is(
     assert f"next:  {tmp_path} is {tmp_path.owner()}'s: ask them" in capsys.readouterr().err
 
 
+def test_a_mistake_of_ours_is_no_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """EX_SOFTWARE, with its traceback: 4 is for what the cluster refuses."""
+
+    @click.command()
+    def broken() -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(sys, "argv", ["pit"])
+    assert cli.run(broken, "pit") == os.EX_SOFTWARE
+    assert "KeyError: 'ours'" in capsys.readouterr().err
+
+
 def in_terminal(*words: str, env: dict[str, str]) -> list[str]:
     """What a command writes to a terminal of 80 columns, as that says itself that it is."""
     ours, theirs = pty.openpty()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +17,14 @@ import msgspec
 import pytest
 
 from pitools.core import proc
-from pitools.core.errors import ClusterError, TryLater
+from pitools.core.errors import ClusterError, NoSpace, ToolMissing, TryLater
 from pitools.launch import local, submit
 from pitools.launch import plan as planning
+from pitools.launch.attempt import codes
 from pitools.launch.recover.resume import resume
+from pitools.launch.request import Retry
 from pitools.run import folder
+from pitools.run.attempt import Hang
 from pitools.site.load import load
 
 # A supervisor is meant to outlive whoever started it.
@@ -237,3 +243,76 @@ def test_a_supervisor_is_followed_by_another(
     assert named is not None
     assert named.pid != job.pid
     assert [path.name for path in folder.attempts(run_dir)] == ["0", "1"]
+
+
+def test_supervisors_that_begin_nothing_come_to_an_end(started: Started, tmp_path: Path) -> None:
+    """Each is counted, though none left an attempt; and the next one that can begins."""
+    run_dir, job = started(command="true", retry=Retry(unknown=1))
+    local.cancel(job)
+    free(run_dir)
+    for path in (run_dir / "verdict.json", *run_dir.glob("attempts/*/*.json")):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "attempts")
+    (run_dir / "attempts").write_text("no folder")  # nothing can begin there
+    site = load("local")
+    done = []
+    for _ in range(4):
+        done.append(resume(run_dir, site).action)
+        free(run_dir)
+    assert done == ["resubmit", "stop", "over", "over"]
+    (run_dir / "attempts").unlink()
+    assert resume(run_dir, site, force=True).action == "resubmit"
+    until(run_dir / "attempts" / "0" / "exit.json")
+    assert end_of(run_dir).exit_code == 0
+
+
+def test_the_interpreter_is_the_sites(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks run under `paths.python`, as they do in Slurm; one that is not there is refused at once."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    text = f'name = "solo"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/runs"\npython = "%s"\n'
+    (tmp_path / "solo.toml").write_text(text % python)
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    run_dir = submit.run(make_plan("solo", snapshot=False), load("solo"))
+    assert end_of(run_dir).exit_code == 0
+    assert "pitools.launch.worker plan" in (tmp_path / "called").read_text()
+    (tmp_path / "solo.toml").write_text(text % (tmp_path / "none"))
+    with pytest.raises(ToolMissing):
+        submit.run(make_plan("solo", snapshot=False), load("solo"))
+
+
+def test_a_full_disk_does_not_keep_a_hang_from_ending(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks are ended, and the code says what it was, though the hang record cannot be written."""
+
+    def full(path: Path, _record: object, **_: object) -> None:
+        raise NoSpace("no space left", where=str(path))
+
+    class Stands:
+        def due(self) -> Hang:
+            return Hang(t="", step=1, silent_s=1.0, usual_s=1.0)
+
+    monkeypatch.setattr(local.folder, "write", full)
+    monkeypatch.setattr(local, "_HANDLED", ())
+    stopper = local._Stopper(60.0)
+    stopper.children = [subprocess.Popen(["sleep", "931"], start_new_session=True)]
+    assert local._wait(stopper, tmp_path, looker=Stands()) == codes.HUNG  # type: ignore[arg-type]
+    assert not lives(stopper.children[0].pid)
+
+
+def test_a_supervisor_that_fails_leaves_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it was: nobody else would end them."""
+
+    class Fails:
+        def due(self) -> Hang:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(local, "_HANDLED", ())
+    stopper = local._Stopper(60.0)
+    stopper.children = [subprocess.Popen(["sleep", "931"], start_new_session=True)]
+    with pytest.raises(OSError, match="Stale"):
+        local._wait(stopper, tmp_path, looker=Fails())  # type: ignore[arg-type]
+    assert stopper.children[0].wait(10) == -signal.SIGKILL

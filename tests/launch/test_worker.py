@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ import msgspec
 import pytest
 
 from pitools.launch import plan as planning
+from pitools.launch.attempt import codes
+from pitools.launch.recover import patterns
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -35,16 +38,17 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[[str], subprocess.Popen[bytes]]:
+def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
     """Starts the one rank of a job that runs a command, in a session of its own, as a task of Slurm's is."""
 
-    def start(command: str) -> subprocess.Popen[bytes]:
+    def start(command: str, **more: str) -> subprocess.Popen[bytes]:
         (tmp_path / "program.py").write_text(PROGRAM)
         (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local", command=command)))
         env = {
             **os.environ, "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0",
             "SLURMD_NODENAME": "here", "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"), "PIT_NONCE": "00" * 16,
             "PIT_COORDINATOR": "127.0.0.1", "PIT_HEAD": "here", "PIT_PORTS": "22000-22127", "PYTHON": sys.executable,
+            **more,
         }  # fmt: skip
         (tmp_path / "attempts" / "0").mkdir(parents=True)
         argv = [sys.executable, "-m", "pitools.launch.worker", "plan", str(tmp_path / "plan.json")]
@@ -127,3 +131,15 @@ def test_both_signals_in_turn_arrive(rank: Callable[[str], subprocess.Popen[byte
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert (tmp_path / "saved").read_text() == "SIGUSR2 SIGTERM"
+
+
+def test_ports_that_are_all_taken_are_no_fault_of_the_node(
+    rank: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """A code of its own, which the judge takes for the network's: no node is left out for it."""
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert rank("true", PIT_PORTS=f"{port}-{port + 1}").wait(30) == codes.NO_PORTS
+    known = patterns.of_end(codes.NO_PORTS)
+    assert known
+    assert (known.kind, known.local) == ("network", False)

@@ -61,6 +61,8 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[reach]\nkind = "ssh"\nhost = "-oProxyCommand=id"\n', "is no host", ""),
         ('[reach]\nkind = "shh"\n', "reach.kind", ""),
         ("[network]\nports = [2000, 2001]\n", "too small a range", ""),
+        ("[network]\nports = [60000, 65536]\n", "network.ports", "65535"),
+        ("[network]\nports = [1000, 2000]\n", "network.ports", "1024"),
         ('[environment]\nA = "x\\ny"\n', "control character", ""),
         ('[defaults]\ntime = "2 hours"\n', 'defaults.time: "2 hours" is not a duration', "2h"),
         ('[partitions.a]\nmax_time = "UNLIMITTED"\n', "partitions.a.max_time", "2h"),

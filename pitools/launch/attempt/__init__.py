@@ -14,4 +14,5 @@ of ours is 253 (Slurm's, for memory) or of 128 to 192 (signals):
     93  the watch ended ranks that stood still
     94  the attempt did not begin: no folder for it, or no rank order
     95  stopped in good order, to go on from its checkpoint: at the time limit, or at preemption
+    96  rank 0 found no free pair of ports in the site's network.ports
 """

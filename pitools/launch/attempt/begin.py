@@ -214,10 +214,15 @@ def left_s(start: records.Start | None) -> float | None:
 
 
 def _share_pickle(job: Job) -> None:
-    """Let submitit find the run's callable under this job's id: it was stored under the first job's."""
+    """Let submitit find the run's callable under this job's id.
+
+    It was stored before there was an id, and whoever submitted the job may have been killed before the link was made.
+    Only in a run that was sent job by job: elsewhere the folder may hold the callables of several jobs.
+    """
     pickles = job.run_dir / "submitit"
     mine = pickles / f"{job.job_id}_submitted.pkl"
-    if job.number == 0 or not pickles.is_dir() or mine.exists():
+    is_sent = job.number > 0 or (job.run_dir / "jobs").is_dir()
+    if not is_sent or not pickles.is_dir() or mine.exists():
         return
     try:
         first = min(pickles.glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime, default=None)

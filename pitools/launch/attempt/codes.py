@@ -9,6 +9,7 @@ NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
 HUNG = 93
 NOT_BEGUN = 94
 TO_BE_CONTINUED = 95
+NO_PORTS = 96
 
 # What a program ends with that saved and stopped because it was told to.
 STOPPED = (TO_BE_CONTINUED, 128 + signal.SIGTERM, 128 + signal.SIGUSR2)

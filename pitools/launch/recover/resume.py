@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.launch import jobs, leave, local
-from pitools.launch.recover import asking, judging, policy, putback, settling
+from pitools.launch.recover import asking, judging, policy, putback, settling, unbegun
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
 from pitools.run import folder
@@ -215,7 +215,7 @@ def _go_on(
         cause = judging.judge_attempt(run_dir, last, told=told)
     else:
         cause = never_began(told, state)
-        folder.write(jobs.at(run_dir, ref.number) / "cause.json", cause)
+        folder.write(unbegun.path(run_dir, ref), cause)
     plan = settling.plan_of(run_dir)
     past = settling.history(run_dir, before=cause.attempt, before_job=ref.number if last is None else None)
     decided = policy.decide(plan, site, cause, past)

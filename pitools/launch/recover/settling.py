@@ -2,7 +2,7 @@
 
 verdict.json                    made by link(2): there is one, and the first to be made holds
 attempts/<n>/decision.json      what was decided after that attempt
-jobs/<k>/cause.json             why a job ended that never began an attempt
+jobs/<k>/cause.json             why a job ended that never began an attempt: see unbegun.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, leave, local, once
 from pitools.launch.plan import Plan
-from pitools.launch.recover import asking, exclusions, judging, policy
+from pitools.launch.recover import asking, exclusions, judging, policy, unbegun
 from pitools.launch.recover.lock import held
 from pitools.run import folder
 from pitools.run.attempt import Cause, Decision, Kind, Start, Verdict
@@ -205,7 +205,7 @@ def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int 
     """Write the run's verdict, unless it has one; returns the one that holds. Raises what writing raises."""
     made = Verdict(
         state="finished" if state == "finished" else "stopped", kind=kind, reason=reason, t=clock.now(),
-        attempts=len(folder.attempts(run_dir)), jobs=len(jobs.numbers(run_dir)), exit_code=exit_code,
+        attempts=len(folder.attempts(run_dir)), jobs=_jobs(run_dir), exit_code=exit_code,
     )  # fmt: skip
     path = run_dir / "verdict.json"
     building = run_dir / f".verdict.{os.getpid()}.{secrets.token_hex(4)}"
@@ -220,6 +220,13 @@ def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int 
         building.unlink(missing_ok=True)
     folder.note(run_dir, made.state, kind=kind, reason=reason)
     return made
+
+
+def _jobs(run_dir: Path) -> int:
+    """How many jobs, or supervisors, a run has had."""
+    with contextlib.suppress(DataError):
+        return len(jobs.numbers(run_dir)) or jobs.due(run_dir)
+    return 0
 
 
 def verdict(run_dir: Path) -> Verdict | None:
@@ -267,10 +274,8 @@ def history(run_dir: Path, *, before: str = "", before_job: int | None = None) -
         cause = read(path / "cause.json", Cause)
         if cause and at >= since:
             found.append((job, at, cause))
-    for path in run_dir.glob("jobs/*/cause.json"):
-        cause = read(path, Cause)
-        number = int(path.parent.name) if path.parent.name.isdecimal() else -1
-        if cause and number >= since_job and number not in begun and number != before_job:
+    for number, cause in unbegun.causes(run_dir):
+        if number >= since_job and number not in begun and number != before_job:
             found.append((number, -1, cause))
     return [cause for _, _, cause in sorted(found, key=lambda one: one[:2])]
 

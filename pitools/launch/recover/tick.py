@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pitools.core.errors import DataError, PitError, TryLater
+from pitools.core.errors import PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import jobs
 from pitools.launch.recover import asking, putback
@@ -55,8 +55,8 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
     for path in open_runs(runs, site, tell):
         try:
             refs[path] = None if _is_begun(path) else jobs.newest(path)
-        except DataError as error:
-            tell(path, error)
+        except (PitError, OSError) as error:
+            tell(path, _as_ours(error, path))
     known = asking.states(site, [ref for ref in refs.values() if ref])
     for path, ref in refs.items():
         state = known.get(ref.job_id, UNKNOWN) if ref else ""
@@ -67,11 +67,8 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
                 tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
                 return
             done = resume(path, site, state=state)
-        except PitError as error:
-            tell(path, error)
-            continue
-        except OSError as error:  # an archived run, a stale file handle: it is no reason to leave the others
-            tell(path, os_error(error, path))
+        except (PitError, OSError) as error:  # an archived run, a stale file handle: no reason to leave the others
+            tell(path, _as_ours(error, path))
             continue
         if done.action not in ("left", "over"):
             yield done
@@ -85,14 +82,18 @@ def open_runs(runs: Path, site: Site, tell: Tell) -> list[Path]:
     """
     found = []
     for path in folder.runs(runs):
-        if (path / "verdict.json").exists() or not _is_recovered(path, site):
-            continue
         try:
+            if (path / "verdict.json").exists() or not _is_recovered(path, site):
+                continue
             if plan_of(path).site == site.name:
                 found.append(path)
-        except PitError as error:
-            tell(path, error)
+        except (PitError, OSError) as error:
+            tell(path, _as_ours(error, path))
     return found
+
+
+def _as_ours(error: PitError | OSError, path: Path) -> PitError:
+    return error if isinstance(error, PitError) else os_error(error, path)
 
 
 def _is_recovered(run_dir: Path, site: Site) -> bool:

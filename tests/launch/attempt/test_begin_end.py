@@ -127,6 +127,18 @@ def test_submitit_finds_its_callable_in_a_later_job(tmp_path: Path) -> None:
     assert (tmp_path / "submitit" / "9_submitted.pkl").read_bytes() == b"it"
 
 
+def test_submitit_finds_its_callable_though_the_submitter_was_killed(tmp_path: Path) -> None:
+    """Between sbatch's answer and the link: the run's first job makes the link itself. Nobody else's: a folder that was
+    not sent job by job may hold the callables of several."""
+    (tmp_path / "submitit").mkdir()
+    (tmp_path / "submitit" / "ab12_submitted.pkl").write_bytes(b"it")
+    begin.begin(job(tmp_path), ends=ENDS)
+    assert not (tmp_path / "submitit" / "7_submitted.pkl").exists()
+    (tmp_path / "jobs" / "0").mkdir(parents=True)
+    begin.begin(job(tmp_path), ends=ENDS)
+    assert (tmp_path / "submitit" / "7_submitted.pkl").read_bytes() == b"it"
+
+
 def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
     """srun returns the highest code of all; what counts is the first rank's."""
     made = begin.begin(job(tmp_path), ends=ENDS)
@@ -197,7 +209,7 @@ def test_the_notice_fits_the_framework() -> None:
 def test_our_codes_are_free() -> None:
     """None is Slurm's 253, a signal's, or another's of ours."""
     ours = [codes.NO_LEAVE, codes.NOT_MET, codes.MISPLACED, codes.NO_DATA, codes.HUNG, codes.NOT_BEGUN,
-            codes.TO_BE_CONTINUED]  # fmt: skip
+            codes.TO_BE_CONTINUED, codes.NO_PORTS]  # fmt: skip
     assert len(set(ours)) == len(ours)
     assert not {253, *range(128, 193)} & set(ours)
 

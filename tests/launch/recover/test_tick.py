@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,30 @@ def test_what_is_not_its_own_is_left_alone(runs: Runs, cluster: Cluster) -> None
     (runs.root / "other" / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site="beta")))
     (runs.root / "old" / "jobs").rename(runs.root / "old" / "no-jobs")
     assert ticked(runs) == ({}, [])
+
+
+@pytest.mark.parametrize("name", ["plan.json", "verdict.json", "job.json", "intent.json", "events.jsonl"])
+def test_a_stale_handle_is_one_run_s_matter(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whichever of its files cannot be had, the other runs are done, and it is named unless it is nobody's concern."""
+    for run in ("t-1", "t-2"):
+        runs.attempt(runs.make(run))
+    cluster.states["100"] = "NODE_FAIL"
+
+    def stale(real: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(path: Path, *args: Any, **more: Any) -> Any:
+            if "t-1" in path.parts and path.name == name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+            return real(path, *args, **more)
+
+        return checked
+
+    for call in ("stat", "open", "read_bytes"):
+        monkeypatch.setattr(Path, call, stale(getattr(Path, call)))
+    found, wrong = ticked(runs)
+    assert found == {"t-2": "resubmit"}
+    assert wrong == ([] if name == "events.jsonl" else ["t-1"])
 
 
 def test_one_broken_run_does_not_hide_the_others(runs: Runs, cluster: Cluster) -> None:
