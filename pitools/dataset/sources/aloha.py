@@ -42,7 +42,7 @@ def _episode(place: Hdf5, file: h5py.File, steps: int, skip: Sequence[str]) -> E
     for key, dataset in hdf5.walk(file):
         name, camera = _name(key)
         # compress_len is where a picture ends in its padded row; the picture says so itself.
-        if key.rpartition("/")[2] == "compress_len" or skipped(name, skip):
+        if key.rpartition("/")[2] == "compress_len" or skipped(name, skip, key):
             continue
         pictures = camera and hdf5.holds_pictures(dataset)
         columns.append((name, hdf5.picture_column(dataset, place) if pictures else hdf5.column(dataset, steps, place)))

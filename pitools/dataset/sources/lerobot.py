@@ -122,7 +122,7 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     ToolMissing where pyarrow or PyAV is not installed."""
     info = meta.load(path)
     rows = meta.episodes(info)
-    features = {name: feature for name, feature in _named(info, rows).items() if not skipped(name, skip)}
+    features = _named(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
     files = _Files(info, rows)
@@ -145,18 +145,18 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     )  # fmt: skip
 
 
-def _named(info: Info, rows: Sequence[Row]) -> dict[str, Feature]:
-    """The features by the names that they have in a store."""
+def _named(info: Info, rows: Sequence[Row], skip: Sequence[str]) -> dict[str, Feature]:
+    """The features by the names that they have in a store. Raises DataError for two of one name."""
     # With one task to an episode it is the episode's language, and says nothing of its steps.
     left_out = {*_BOOKKEEPING, *(() if any(len(row.tasks) > 1 for row in rows) else ("task_index",))}
     named: dict[str, Feature] = {}
     for key, feature in info.features.items():
         name = store_name(key)
-        if key in left_out:
+        if key in left_out or skipped(name, skip, key):
             continue
         if name in named:
             what = f"{named[name].key} and {key} would both be {name!r}"
-            raise DataError(what, where=str(info.path), hint="rename one of them in the dataset")
+            raise DataError(what, where=str(info.path), hint=f"leave one of them out: --skip {key}")
         named[name] = msgspec.structs.replace(feature, key=key)
     return named
 

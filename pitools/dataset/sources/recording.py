@@ -142,9 +142,10 @@ def natural(text: str) -> tuple[list[str | int], str]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], text
 
 
-def skipped(name: str, skip: Sequence[str]) -> bool:
-    """Whether an array name matches one of the glob patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
+def skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
+    """Whether an array matches one of the glob patterns, by its name in a version or by `key`, what the recording
+    calls it: of two that would have one name, the second alone tells them apart."""
+    return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(key, pattern) for pattern in skip)
 
 
 def check_names(names: Sequence[str], where: str) -> None:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
     listed = _listed(path)
     found = _arrays(path, listed)
     offsets, ends = _offsets(path, found)
-    columns = dict(_columns(found, int(offsets[-1]), ends, skip, path, keep_next_obs))
+    columns = _columns(found, int(offsets[-1]), ends, skip, path, keep_next_obs)
     holes, notes = _holes(columns, listed)
     whole: list[Episode] = []
     refused: list[Refused] = []
@@ -128,12 +128,17 @@ def _offsets(path: Path, found: dict[str, Array]) -> tuple[NDArray[np.int64], st
 
 
 def _columns(found: dict[str, Array], steps: int, ends: str, skip: Sequence[str], path: Path,
-             keep_next_obs: bool) -> Iterator[tuple[str, Array]]:  # fmt: skip
+             keep_next_obs: bool) -> dict[str, Array]:  # fmt: skip
+    """The arrays along steps by the names that they have in a version. Raises DataError, also for two of one name."""
+    columns: dict[str, Array] = {}
     for key, array in found.items():
         name = key.removeprefix("data/")
         name = SINGULAR.get(name, name)
-        if key == ends or skipped(name, skip) or (name.startswith("next_obs/") and not keep_next_obs):
+        if key == ends or skipped(name, skip, key) or (name.startswith("next_obs/") and not keep_next_obs):
             continue
+        if name in columns:
+            what = f"{columns[name].path} and {key} would both be {name!r}"
+            raise DataError(what, where=str(path), hint=f"leave one of them out: --skip {key}")
         where = f"{path}: {key}"
         try:
             kind = np.dtype(array.dtype).kind
@@ -145,7 +150,8 @@ def _columns(found: dict[str, Array], steps: int, ends: str, skip: Sequence[str]
             what = f"its shape is {array.shape}, where {ends} says there are {steps} steps"
             raise DataError(what, where=where, hint=_HINT)
         check_row(array.shape[1:], array.dtype, where)
-        yield name, array
+        columns[name] = array
+    return columns
 
 
 def _holes(columns: dict[str, Array], listed: Sequence[str]) -> tuple[dict[str, list[tuple[int, int]]], list[str]]:

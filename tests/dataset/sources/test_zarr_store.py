@@ -234,3 +234,19 @@ def test_part_of_a_version(robomimic, tmp_path, change) -> None:
     with pytest.raises(DataError) as caught:
         layouts.scan(path, "auto")
     assert (version.name in caught.value.hint) is (change == "subset")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
+    """Arrays that would have one name in the version are refused, both named; --skip leaves one out."""
+    path, arrays = buffer(zarr_format)
+    root = zarr.open_group(path, mode="r+")
+    for number, name in enumerate(("action", "data/actions"), 1):
+        root.create_array(name, data=arrays["action"] + number)
+    with pytest.raises(DataError) as caught:
+        layouts.scan(path, "auto")
+    assert "action and data/action " in caught.value.what
+    with pytest.raises(DataError):
+        layouts.scan(path, "auto", ["data/action"])
+    found = layouts.scan(path, "auto", ["data/action", "data/actions"])
+    np.testing.assert_array_equal(whole(found.episodes[0])["action"], arrays["action"][:7] + 1)
