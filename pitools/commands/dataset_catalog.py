@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import LocalPath, format_option
 from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
@@ -20,7 +20,7 @@ SHOW = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "bad"
 EPISODES = ("episode", "name", "steps", "language", "source", "quarantined")
 DIFF = ("kind", "what", "change", "before", "after", "count", "bytes", "shift")
 _DATA_HINT = "pip install 'pitools-hpc[data]'"
-ROOT = click.Path(exists=True, file_okay=False, path_type=Path)
+ROOT = LocalPath(exists=True, file_okay=False)
 
 
 @click.command(name="list")
@@ -62,7 +62,7 @@ def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, 
 @click.argument("dataset")
 @click.option("--episodes", is_flag=True, help="Its episodes, not its arrays.")
 @click.option("--episode", type=click.IntRange(0), metavar="N", help="One episode; with --png, draw it.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Frames and curves of it.")
+@click.option("--png", type=LocalPath(dir_okay=False), metavar="FILE", help="Frames and curves of it.")
 @format_option
 def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, form: str) -> None:
     """The arrays of one version, or its episodes; or a picture of one episode.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import LocalPath, format_option
 from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
@@ -24,7 +24,7 @@ _EXITS = "Exit codes: 0 nothing but warnings, 1 faults, 5 damage; 2 usage, 3 a f
 @click.option("--deep", is_flag=True, help="Look at every frame, not at some of them.")
 @click.option("--against", metavar="DATASET", help="Compare values with this version; else with the parent, if here.")
 @click.option(
-    "--bounds", "bounds_file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--bounds", "bounds_file", metavar="FILE", type=LocalPath(exists=True, dir_okay=False),
     help="What is still all right, in TOML.",
 )  # fmt: skip
 @click.option("--quarantine", is_flag=True, help="Keep what is damaged, or has faults, from training.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import LocalPath, format_option
 from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
@@ -20,8 +20,8 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, path_type=Path))
-@click.option("--to", "root", required=True, type=click.Path(path_type=Path), help="Root of the datasets.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=LocalPath(exists=True))
+@click.option("--to", "root", required=True, type=LocalPath(), help="Root of the datasets.")
 @click.option("--name", required=True, help="The dataset's name: a folder in the root.")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", show_default=True)
 @click.option(
@@ -30,7 +30,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 )  # fmt: skip
 @click.option("--skip", multiple=True, metavar="GLOB", help="Array to leave out, such as 'obs/*_depth'; repeatable.")
 @click.option(
-    "--schema", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    "--schema", type=LocalPath(exists=True, dir_okay=False), metavar="FILE",
     help="TOML that says how arrays are renamed, dropped, cast, resized and derived.",
 )  # fmt: skip
 @click.option("--append", metavar="DATASET", help="Version to begin with, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
@@ -39,7 +39,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 )
 @click.option("--skip-refused", is_flag=True, help="Leave out episodes that are not whole, or not like the others.")
 @click.option(
-    "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--report", type=LocalPath(dir_okay=False), metavar="FILE",
     help="JSON Lines: each episode, accepted or refused, and why.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from pitools.commands import completion
+from pitools.core.files import require_local
 from pitools.core.output import FORMATS, default_format
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LocalPath(click.Path):
+    """A path of this machine: a URL, of which the file system would make a folder `s3:`, is refused."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises UsageError for a URL."""
+        require_local(value, "" if param is None else param.get_error_hint(ctx).strip("'"))
+        return super().convert(value, param, ctx)
 
 
 def format_option(function: F) -> F:

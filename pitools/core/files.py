@@ -12,7 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pitools.core.errors import ClusterError, NoSpace, PitError
+from pitools.core.errors import ClusterError, NoSpace, PitError, UsageError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: bool = True) -> None:
@@ -36,6 +38,13 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
         with contextlib.suppress(OSError):  # read-only by now, it cannot be removed either
             temporary.unlink(missing_ok=True)
         raise os_error(error, path) from error
+
+
+def require_local(path: Path | str, where: str) -> None:
+    """Raises UsageError for a URL in place of a path of this machine. A Path keeps one slash of a URL's two."""
+    if match := _URL.match(str(path)):
+        hint = "name a folder; to and from a bucket: `pit-stage run URL --to ROOT`, `rclone copy ROOT URL`"
+        raise UsageError(f"a path of this machine is wanted, not {match[1]}://", where=where, hint=hint)
 
 
 def plain_file(path: Path) -> BinaryIO:

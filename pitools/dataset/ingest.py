@@ -22,7 +22,7 @@ import msgspec
 
 from pitools import __version__
 from pitools.core.errors import DataError, TryLater, UsageError
-from pitools.core.files import os_error
+from pitools.core.files import os_error, require_local
 from pitools.core.progress import bar
 from pitools.dataset import appending, catalog, intake
 from pitools.dataset.catalog import Version
@@ -79,6 +79,7 @@ def ingest(
     was done before an interrupt, or on a full disk, is kept for the same call to go on from.
     """
     catalog.check_name(name)
+    require_local(root, "root")
     parent = Parent(append, name) if append else None
     if parent and codec and codec != parent.codec:
         raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")

@@ -31,8 +31,6 @@ def resolve(text: str, *, newest: bool = True) -> Path:
     path = _path(text)
     if (path / FILE_NAME).is_file():
         return path
-    if "://" in text:
-        raise UsageError("this command reads a file system", where=text, hint="stage it first: `pit-stage run`")
     name, at, tag = path.name.partition("@")
     if at:
         return _tagged(path.parent, name, tag)
@@ -63,9 +61,11 @@ def check_root(root: Path) -> None:
 
 
 def _path(text: str) -> Path:
-    """As it is given, but `.` and `..` have names of their own. Raises UsageError for no text at all."""
+    """As it is given, but `.` and `..` have names of their own. Raises UsageError for no text at all, and for a URL."""
     if not text:
         raise UsageError("no dataset is named", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
+    if "://" in text:
+        raise UsageError("this command reads a file system", where=text, hint="stage it first: `pit-stage run`")
     path = Path(text)
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # noqa: PTH100 (links stay)
 

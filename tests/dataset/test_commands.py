@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from pitools.core.errors import UsageError
 from pitools.dataset.ingest import ingest
 
 
@@ -206,3 +207,37 @@ def test_example_leaves_nothing_when_it_fails(make, tmp_path) -> None:
     assert "cannot be written" in done.stderr
     shutil.rmtree(tmp_path / "home", ignore_errors=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ingest", "reach.hdf5", "--to", "s3://lab/datasets", "--name", "x"],
+        ["ingest", "reach.hdf5", "--to", "gs://lab", "--name", "x"],
+        ["ingest", "s3://lab/reach.hdf5", "--to", "root", "--name", "x"],
+        ["ingest", "reach.hdf5", "--to", "root", "--name", "x", "--report", "s3://lab/report"],
+        ["list", "s3://lab/datasets"],
+        ["show", "s3://lab/datasets/x"],
+        ["gc", "s3://lab/datasets"],
+        ["tag", "s3://lab/datasets/x", "good", "1f3a9c"],
+    ],
+    ids=" ".join,
+)
+def test_no_url_for_a_folder(pit, robomimic, tmp_path, below, words) -> None:
+    """A URL where a folder is meant is a usage error of every command, and makes no folder of its name."""
+    robomimic(3)
+    before = below(tmp_path)
+    done = pit("dataset", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert below(tmp_path) == before
+
+
+@pytest.mark.parametrize("root", ["s3://lab/datasets", "file:///tmp/x"])
+def test_no_url_for_a_root(robomimic, tmp_path, below, monkeypatch, root) -> None:
+    """From Python a URL is refused too, though a Path has lost one of its slashes."""
+    monkeypatch.chdir(tmp_path)
+    source = robomimic(3)
+    before = below(tmp_path)
+    with pytest.raises(UsageError):
+        ingest([source], root=Path(root), name="x")
+    assert below(tmp_path) == before
