@@ -22,7 +22,7 @@ def private(path: Path, what: str = "what is kept here decides where jobs go, an
     Raises ClusterError, which says `what`.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
         for part in (path.parent, path):
             found = part.lstat()
