@@ -70,7 +70,10 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     if bool(versions) == bool(need):
         raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
     size = units.size(need) if need else 0
-    _require_root(root)
+    if dry_run:
+        listing.require_root(root)
+    else:
+        _require_root(root)
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)

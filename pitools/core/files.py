@@ -16,6 +16,9 @@ from pitools.core.errors import ClusterError, NoSpace, PitError, UsageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
+# Of <fcntl.h> and <linux/fs.h>.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: bool = True) -> None:
     """Write a file so that a reader, at any moment, sees the old content or the new, never a part.
@@ -92,6 +95,22 @@ def allocate(descriptor: int, offset: int, length: int) -> None:
 @lru_cache(maxsize=1)
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap what two names on one file system stand for, in one step; False where that is not supported.
+
+    Raises OSError.
+    """
+    call = getattr(_libc(), "renameat2", None)  # not in C libraries older than glibc 2.28
+    if call is None:
+        return False
+    if not call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # NFS, Lustre and old kernels
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
 def file_system(path: Path) -> str:

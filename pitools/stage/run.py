@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import structs
 
 from pitools.core.errors import DataError, NoSpace, PitError, TryLater
-from pitools.core.files import os_error
+from pitools.core.files import os_error, sync_dir
 from pitools.core.progress import Advance
 from pitools.core.record import Record
 from pitools.stage.cache import records
@@ -27,6 +27,7 @@ from pitools.stage.cache.root import (
     object_path,
     partial_path,
     prepare,
+    replace_set,
     require_safe,
     touch_lease,
 )
@@ -36,7 +37,7 @@ from pitools.stage.engine.fill import Moved, discard, fill, seal
 from pitools.stage.local import LocalSource
 from pitools.stage.source import Dataset
 from pitools.stage.verify import is_whole, looks_whole
-from pitools.store.publish import publish
+from pitools.store.publish import publish, sync_names
 
 if TYPE_CHECKING:
     from pitools.stage.fanout.fan import Fan
@@ -176,9 +177,19 @@ def _replace(
 
 
 def publish_new(new: Path, final: Path, root: Path) -> None:
-    """Rename a sealed folder to its version's place, with the version's lock held; a damaged set there gives way."""
-    # Only now, with the new copy complete: jobs that read the damaged one keep it as long as can be.
+    """Rename a sealed folder to its version's place, with the version's lock held; a damaged set there gives way.
+
+    Readers see one of the two at any moment, where the file system can exchange names; and who leases the damaged set
+    keeps it. Raises NoSpace, TryLater, ClusterError.
+    """
     if os.path.lexists(final):
+        try:
+            sync_names(new)
+            if replace_set(new, final, root):
+                sync_dir(final.parent)
+                return
+        except OSError as error:
+            raise os_error(error, final) from error
         move_aside(final, root)
     if not publish(new, final):
         raise TryLater("something else took the set's place meanwhile", where=str(final), hint="run this again")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from msgspec import structs
 
-from pitools.core.errors import ClusterError, DataError
+from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.core.files import plain_file
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
-from pitools.stage.cache.root import OBJECTS
+from pitools.stage.cache.lease import lease
+from pitools.stage.cache.root import LEASES, OBJECTS
 from pitools.stage.engine import pool
 from pitools.stage.engine.pieces import Task, tasks
 from pitools.stage.engine.seat import Seat
@@ -173,24 +176,44 @@ def targets(path: Path) -> list[Path]:
 
 
 def check(path: Path, *, readers: int) -> Iterator[Finding | Check]:
-    """Findings, a version at a time (a bar each, on a terminal), then one Check. Raises as `targets`."""
+    """Findings, a version at a time (a bar each, on a terminal), then one Check. Raises as `targets`.
+
+    A staged set is leased while it is read; one that was evicted before its turn is no finding.
+    """
     started = time.monotonic()
-    folders = targets(path)
-    files = n_bytes = findings = 0
-    for folder in folders:
-        try:
-            dataset = load(folder)
-        except DataError as error:
-            findings += 1
-            problem: Problem = "digest" if os.path.lexists(folder / FILE_NAME) else "missing"
-            yield Finding(dataset="", version=folder.name, path=FILE_NAME, problem=problem,
-                          expected="the version's manifest", got=error.what)  # fmt: skip
-            continue
-        files += len(dataset.manifest.files)
-        n_bytes += dataset.manifest.total_bytes
-        with bar(dataset.manifest.name, dataset.manifest.total_bytes) as advance:
-            found = problems(dataset, readers=readers, advance=advance)
+    sets = files = n_bytes = findings = 0
+    for folder in targets(path):
+        with _kept(folder) as stands:
+            if not stands:
+                continue
+            dataset, found = _check_one(folder, readers)
+        sets += 1
+        if dataset:
+            files += len(dataset.manifest.files)
+            n_bytes += dataset.manifest.total_bytes
         findings += len(found)
         yield from found
-    yield Check(path=str(path.absolute()), datasets=len(folders), files=files, bytes=n_bytes, findings=findings,
+    yield Check(path=str(path.absolute()), datasets=sets, files=files, bytes=n_bytes, findings=findings,
                 wall_s=time.monotonic() - started)  # fmt: skip
+
+
+def _check_one(folder: Path, readers: int) -> tuple[Dataset | None, list[Finding]]:
+    """A version, None where its manifest cannot be read, and what is wrong with it."""
+    try:
+        dataset = load(folder)
+    except DataError as error:
+        problem: Problem = "digest" if os.path.lexists(folder / FILE_NAME) else "missing"
+        return None, [Finding(dataset="", version=folder.name, path=FILE_NAME, problem=problem,
+                              expected="the version's manifest", got=error.what)]  # fmt: skip
+    with bar(dataset.manifest.name, dataset.manifest.total_bytes) as advance:
+        return dataset, problems(dataset, readers=readers, advance=advance)
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[bool]:
+    """Lease what is a staged set; yields whether it stands. What cannot be leased is read all the same."""
+    with contextlib.ExitStack() as stack:
+        if folder.parent.name == OBJECTS and (folder.parent.parent / LEASES).is_dir():
+            with contextlib.suppress(PitError):  # no set, or a root that this user may only read
+                stack.enter_context(lease(folder, use=False))
+        yield os.path.lexists(folder)

@@ -17,8 +17,7 @@ def publish(temporary: Path, final: Path) -> bool:
     The files' own bytes are for the writer to sync. Raises NoSpace or ClusterError.
     """
     try:
-        for folder, _, _ in os.walk(temporary):
-            sync_dir(Path(folder))
+        sync_names(temporary)
         made = [final.parent] if not final.parent.exists() else []
         final.parent.mkdir(parents=True, exist_ok=True)
         # rename(2) onto a folder that is not empty fails: that is how a lost race shows.
@@ -35,6 +34,12 @@ def publish(temporary: Path, final: Path) -> bool:
     except OSError as error:
         raise os_error(error, final) from error
     return True
+
+
+def sync_names(top: Path) -> None:
+    """Make the names in a folder, and in all folders below it, survive power loss. Raises OSError."""
+    for folder, _, _ in os.walk(top):
+        sync_dir(Path(folder))
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -24,6 +24,7 @@ from pitools.stage.cache.listing import partials, total, usage
 from pitools.stage.cache.lock import GLANCE_S, flock, open_kept
 from pitools.stage.cache.root import (
     LEASES,
+    LOCKS,
     OBJECTS,
     QUARANTINE,
     journal_path,
@@ -78,9 +79,11 @@ def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = Fal
 
     grace_s: how long a set stays after its last use. force: also one of unknown source. Raises ClusterError, TryLater.
     """
+    if dry_run:
+        return _in_use(root, item) or _reason(root, item, grace_s, force=force)
     with _alone(root, item) as refused:
-        reason = refused or (_reason(root, item.version, grace_s, force=force) if item.is_set else "")
-        if reason or dry_run:
+        if reason := refused or _reason(root, item, grace_s, force=force):
+            note_use(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
             return GONE
@@ -95,6 +98,15 @@ def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = Fal
         raise os_error(error, item.path) from error
     sweep(root, item.version)
     return ""
+
+
+def note_use(root: Path, item: Item, reason: str) -> None:
+    """Set the last use of a set that stays to now where it is leased, for those who may only read, or where it lies in
+    the future: a clock was wrong, now or then, and from here on the set ages.
+    """
+    if item.is_set and (reason == LEASED or lease.last_used(root, item.version) > time.time()):
+        with contextlib.suppress(OSError):
+            os.utime(root / LEASES / item.version)
 
 
 def evict_version(root: Path, version: str, *, force: bool = False, dry_run: bool = False) -> Iterator[Eviction]:
@@ -139,25 +151,38 @@ def _alone(root: Path, item: Item) -> Iterator[str]:
         except OSError as error:
             raise os_error(error, path) from error
         try:
-            if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S):
-                yield ""
-            else:
-                with contextlib.suppress(OSError):
-                    os.utime(descriptor)  # for those who may only read
-                yield LEASED
+            yield "" if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S) else LEASED
         finally:
             os.close(descriptor)
 
 
-def _reason(root: Path, version: str, grace_s: float, *, force: bool) -> str:
-    record = records.read(root, version)
+def _in_use(root: Path, item: Item) -> str:
+    """What `_alone` would yield, found out without making or writing a file. Raises ClusterError."""
+    if _is_locked(root / LOCKS / item.version):
+        return LOCKED
+    return LEASED if item.is_set and _is_locked(root / LEASES / item.version) else ""
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:  # of another user, who alone may evict here
+        raise os_error(error, path) from error
+    try:
+        return not flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> str:
+    if not item.is_set:
+        return ""
+    record = records.read(root, item.version)
     if record.pinned:
         return PINNED
     if not record.source and not force:
         return UNKNOWN
-    age_s = time.time() - lease.last_used(root, version)
-    if grace_s > 0 and age_s < 0:
-        # Used in the future: a clock was wrong, now or then. It counts as used now, so that it ages from here on.
-        with contextlib.suppress(OSError):
-            os.utime(root / LEASES / version)
+    age_s = time.time() - lease.last_used(root, item.version)
     return RECENT if grace_s > 0 and age_s < grace_s else ""

@@ -71,18 +71,6 @@ def split(path: Path) -> tuple[Path, str]:
     return path.parent.parent, path.name
 
 
-def is_leased(root: Path, version: str) -> bool:
-    """Whether anybody holds a lease of a version, as far as this user may see."""
-    try:
-        descriptor = os.open(root / LEASES / version, _READ)
-    except OSError:
-        return False
-    try:
-        return not flock(descriptor, fcntl.LOCK_EX, timeout_s=0)
-    finally:
-        os.close(descriptor)
-
-
 def last_used(root: Path, version: str) -> float:
     """When a version was last staged or leased, in seconds since 1970; 0 where that is not known."""
     try:

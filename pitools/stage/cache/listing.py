@@ -14,7 +14,7 @@ from pitools.core import clock
 from pitools.core.errors import PitError, UsageError, nearest
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
-from pitools.stage.cache.root import OBJECTS, QUARANTINE, holder
+from pitools.stage.cache.root import OBJECTS, QUARANTINE, holder, is_leased
 from pitools.stage.local import reading
 from pitools.stage.source import load
 from pitools.stage.verify import looks_whole
@@ -127,7 +127,7 @@ def _known(
         staged=(record.staged or written) if state in ("whole", "damaged") else "",
         source=record.source,
         last_used=_text(used) if used else "",
-        leased=lease.is_leased(root, version),
+        leased=is_leased(root, version),
         locked=holder(root, version) is not None,
         pinned=record.pinned,
         part=part,

@@ -2,7 +2,7 @@
 
 <root>/objects/<version>/         whole sets, published by rename, never changed in place
 <root>/.tmp/<version>.partial/    being copied, or left by an interrupted copy to be resumed; <version>.journal beside
-<root>/.tmp/<version>.old.…/      moved aside, being removed; whoever gets its flock may remove it
+<root>/.tmp/<version>.old.…/      moved aside; who gets its flock may remove it, once the version's lease is free
 <root>/.locks/<version>           flock LOCK_EX of whoever changes that version, and one line that says who and how far
 <root>/.leases/<version>          flock LOCK_SH of whoever reads it; its mtime is the last use (`lease.py`)
 <root>/.records/<version>.json    where it came from, and whether it is pinned (`records.py`)
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, TryLater
-from pitools.core.files import os_error
+from pitools.core.files import exchange, os_error
 from pitools.core.units import duration_text
 from pitools.stage.cache.lock import GLANCE_S, announced, flock, is_shared, open_kept, read_holder, who
 from pitools.stage.cache.lock import Holder as Holder
@@ -183,7 +183,7 @@ def touch_lease(root: Path, version: str) -> None:
 
 
 def holder(root: Path, version: str) -> Holder | None:
-    """Who holds a version's lock; None when nobody does, as far as this user may see."""
+    """Who holds a version's lock; None when nobody does, as far as this user may see; makes no file."""
     try:
         descriptor = os.open(root / LOCKS / version, _READ)
     except OSError:
@@ -194,19 +194,60 @@ def holder(root: Path, version: str) -> Holder | None:
         os.close(descriptor)
 
 
+def is_leased(root: Path, version: str, *, timeout_s: float = 0) -> bool:
+    """Whether a process holds a lease of a version, as far as this user may see; makes no file."""
+    try:
+        descriptor = os.open(root / LEASES / version, _READ)
+    except OSError:
+        return False
+    try:
+        return not flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+    finally:
+        os.close(descriptor)
+
+
 def move_aside(path: Path, root: Path) -> Path:
     """Take something out of readers' sight, to where `sweep` removes it. Call with its version's lock held."""
-    # Named as `store/publish.py` names its folders.
-    aside = f"{path.name}.old.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    aside = _aside(path, root)
     try:
-        os.rename(path, root / TEMPORARY / aside)
+        os.rename(path, aside)
     except OSError as error:
         raise os_error(error, path) from error
-    return root / TEMPORARY / aside
+    return aside
+
+
+def replace_set(new: Path, final: Path, root: Path) -> bool:
+    """Exchange what stands at `final` for a new folder in one step, and move it aside; False where the file system
+    cannot exchange. Call with the version's lock held. Raises OSError.
+    """
+    aside = _aside(final, root)
+    descriptor = os.open(new, _READ | os.O_DIRECTORY)
+    try:
+        # The new folder takes the other's future name first, so that no kill leaves a set that is in use to be taken
+        # for an unfinished copy. Its flock keeps it from `sweep` meanwhile.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(new, aside)
+        done = False
+        try:
+            done = exchange(aside, final)
+        finally:
+            if not done:
+                os.rename(aside, new)
+    finally:
+        os.close(descriptor)
+    return done
+
+
+def _aside(path: Path, root: Path) -> Path:
+    # Named as `store/publish.py` names its folders.
+    name = f"{path.name}.old.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    return root / TEMPORARY / name
 
 
 def sweep(root: Path, version: str = "") -> None:
-    """Remove what was moved aside, of one version or of all, but for what another process is removing already."""
+    """Remove what was moved aside, of one version or of all, but for what another process is removing already, and
+    for sets that were replaced while their version was leased: whoever reads them keeps them until the lease ends.
+    """
     for path in (root / TEMPORARY).glob(f"{version}*.old.*"):
         with contextlib.suppress(OSError):
             if not stat.S_ISDIR(path.lstat().st_mode):
@@ -215,7 +256,8 @@ def sweep(root: Path, version: str = "") -> None:
             descriptor = os.open(path, _READ | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if not is_leased(root, path.name.partition(".old.")[0]):
+                    shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
     # Of a copy that was killed when it had just been published. One that is being made has its folder first.

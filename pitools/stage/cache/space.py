@@ -21,11 +21,12 @@ import msgspec
 from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.core.files import os_error
 from pitools.core.units import duration_text, size_text
-from pitools.stage.cache.evict import GRACE_S, Item, evict, items
+from pitools.stage.cache.evict import GRACE_S, Item, evict, items, note_use
 from pitools.stage.cache.held import Held
 from pitools.stage.cache.listing import Usage, total, usage
 from pitools.stage.cache.lock import announced, flock, open_kept, read_holder, who
 from pitools.stage.cache.root import LOCKS, QUARANTINE, free_bytes, partial_path, sweep
+from pitools.store.publish import TEMPORARY
 
 # While bytes are written their room is needed twice: by then it must not be held any more.
 _IN_FLIGHT = 256 << 20
@@ -117,6 +118,8 @@ def make_room(
     for item in items(root) if missing > 0 else ():
         reason = "" if item.version == sparing else evict(root, item, grace_s=grace_s, dry_run=True)
         if reason:
+            if not dry_run:
+                note_use(root, item, reason)
             done.stay[reason] += 1
         elif item.version != sparing:
             go.append(item)
@@ -195,6 +198,7 @@ _NOTHING = Usage(0, 0, {})
 def _usages(root: Path) -> Usages:
     places = [item.path for item in items(root)]
     places += (root / QUARANTINE).glob("*")
+    places += (root / TEMPORARY).glob("*.old.*")  # replaced, and leased until then
     return {path: usage(path) for path in places}
 
 
