@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 # Of <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+# Characters of a path below a folder, hence at most half as many levels.
+_DEEP = 400
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: bool = True) -> None:
@@ -57,6 +60,34 @@ def plain_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, however deep it is; what cannot be removed stays.
+
+    shutil.rmtree holds a descriptor, and up to Python 3.12 a call, for each level.
+    """
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.is_dir() and not folder.is_symlink():
+        with contextlib.suppress(OSError):
+            _flatten(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(top: Path) -> None:
+    """Move folders that lie deep below `top` up into it. Raises OSError."""
+    todo, longest = [str(top)], len(str(top)) + _DEEP
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for path in folders:
+            if len(path) > longest:
+                raised = f"{top}/{os.urandom(8).hex()}"
+                os.rename(path, raised)
+                todo.append(raised)
+            else:
+                todo.append(path)
 
 
 def sync_dir(folder: Path) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from pitools.core.record import Record
 FILE_NAME = "manifest.json"
 # Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
 EPISODE_PREFIX = "episode_"
+# What a path may be: a file system's longest name; half of what the kernel takes as a path, since the folders above
+# have names, too; and fewer folders than a recursion may be deep.
+LONGEST_NAME, LONGEST_PATH, MOST_PARTS = 255, 2048, 128
+_SAFE_LENGTH = LONGEST_NAME // 4
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -142,6 +147,24 @@ def _check_paths(paths: list[str], where: str) -> None:
     if paths and not _is_inside("/\0/".join(paths), names=len(paths)):
         outside = next(path for path in paths if not _is_inside(path, names=1))
         raise DataError(f"the manifest names a path outside the dataset: {outside!r}", where=where)
+
+    # A path of so many bytes can break no limit.
+    for path in (path for path in paths if len(path) > _SAFE_LENGTH):
+        _check_length(path, where)
+
+
+def _check_length(path: str, where: str) -> None:
+    parts = os.fsencode(path).split(b"/")
+    problem = ""
+    if len(parts) > MOST_PARTS:
+        problem = f"{len(parts) - 1} folders deep (expected at most {MOST_PARTS - 1})"
+    elif (longest := max(map(len, parts))) > LONGEST_NAME:
+        problem = f"a name of {longest} bytes (expected at most {LONGEST_NAME})"
+    elif (length := len(os.fsencode(path))) > LONGEST_PATH:
+        problem = f"{length} bytes long (expected at most {LONGEST_PATH})"
+    if problem:
+        hint = "give arrays and folders shorter names, and ingest again"
+        raise DataError(f"the manifest names a path {problem}: {path[:60]!r} …", where=where, hint=hint)
 
 
 def _is_inside(text: str, *, names: int) -> bool:

@@ -169,20 +169,24 @@ def usage(path: Path) -> Usage:
     linked: dict[tuple[int, int], int] = {}
     try:
         own = path.lstat().st_blocks * 512
-        todo = [os.scandir(path)] if path.is_dir() and not path.is_symlink() else []
+        todo = [str(path)] if path.is_dir() and not path.is_symlink() else []
     except OSError:
         return Usage(0, 0, {})
     while todo:
-        with todo.pop() as entries:
+        try:
+            entries = os.scandir(todo.pop())
+        except OSError:
+            continue
+        with entries:
             for entry in entries:
                 try:
                     found = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(os.scandir(entry.path))
-                    else:
-                        files += 1
                 except OSError:
                     continue
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    files += 1
                 if found.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
                     linked[found.st_dev, found.st_ino] = found.st_blocks * 512
                 else:

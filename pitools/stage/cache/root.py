@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, TryLater
-from pitools.core.files import exchange, os_error
+from pitools.core.files import exchange, os_error, remove_tree
 from pitools.core.units import duration_text
 from pitools.stage.cache.lock import GLANCE_S, announced, flock, is_shared, open_kept, read_holder, who
 from pitools.stage.cache.lock import Holder as Holder
@@ -257,7 +256,7 @@ def sweep(root: Path, version: str = "") -> None:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not is_leased(root, path.name.partition(".old.")[0]):
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
             finally:
                 os.close(descriptor)
     # Of a copy that was killed when it had just been published. One that is being made has its folder first.

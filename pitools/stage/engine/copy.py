@@ -99,7 +99,7 @@ def copy(
         for group in orders.first or [range(len(files))]
         for task in tasks(
             files, [index for index in group if index not in done.files and index not in linked], done.ranges,
-            ranged=ranged, in_order=orders.first is not None,
+            ranged=ranged, in_order=orders.first is not None, readers=orders.readers,
         )
     ]  # fmt: skip
     on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing

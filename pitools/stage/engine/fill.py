@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pitools.core.files import remove_tree
 from pitools.core.progress import Advance
 from pitools.stage.cache.root import journal_path, needed_bytes, partial_path
 from pitools.stage.cache.space import Limits, reserved
@@ -45,7 +45,7 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
     done = journals.read(path, folder, version, files)
     fresh = not done.files and not done.ranges
     if fresh:  # what is there is not known to be good
-        shutil.rmtree(folder)
+        remove_tree(folder)
         folder.mkdir(mode=0o700)
     if not by_ranges(dataset.source, folder, orders):
         done.ranges.clear()
@@ -113,7 +113,7 @@ def seal(folder: Path, dataset: Dataset) -> Path:
 def discard(root: Path, version: str) -> None:
     """Remove an unfinished copy, the journal first: what it says must never be more than what is there."""
     journal_path(root, version).unlink(missing_ok=True)
-    shutil.rmtree(partial_path(root, version), ignore_errors=True)
+    remove_tree(partial_path(root, version))
 
 
 def _largest(files: Sequence[FileEntry]) -> int:

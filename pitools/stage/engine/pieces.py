@@ -11,6 +11,8 @@ from pitools.store.manifest import FileEntry
 # A file below this is a small one: it fits a reader's buffer, and costs more in system calls than in bytes.
 SMALL = 1 << 20
 _BATCH_BYTES, _BATCH_FILES = 8 << 20, 256
+# A batch is written down when it is done: what a kill costs is at most one for each reader, an eighth of all files.
+_BATCHES_EACH = 8
 
 
 class Task(NamedTuple):
@@ -27,13 +29,16 @@ class Task(NamedTuple):
 
 def tasks(
     files: Sequence[FileEntry], todo: Iterable[int], known: Mapping[int, Mapping[int, bytes]], *, ranged: bool,
-    in_order: bool,
+    in_order: bool, readers: int = 1,
 ) -> list[Task]:  # fmt: skip
     """Tasks for the files `todo`, the largest first and the small ones batched in their folders' order.
 
     known: digests of ranges already written, by file and range. ranged: cut large files into ranges where their
-    digest allows it. in_order: keep the order of `todo`, as a fan-out wants it.
+    digest allows it. in_order: keep the order of `todo`, as a fan-out wants it. readers: how many share the tasks.
     """
+    todo = list(todo)
+    small = sum(files[index].bytes < SMALL for index in todo)
+    batch_files = max(1, min(_BATCH_FILES, small // (_BATCHES_EACH * readers)))
     large: list[Task] = []
     batches: list[Task] = []
     batch: list[int] = []
@@ -45,7 +50,7 @@ def tasks(
             continue
         batch.append(index)
         batch_bytes += entry.bytes
-        if batch_bytes >= _BATCH_BYTES or len(batch) == _BATCH_FILES:
+        if batch_bytes >= _BATCH_BYTES or len(batch) == batch_files:
             batches.append(Task(files=tuple(batch)))
             batch, batch_bytes = [], 0
     if batch:

@@ -15,8 +15,8 @@ from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
 from pitools.stage.cache.evict import LEASED, Item
-from pitools.stage.cache.lease import hold, last_used, lease
-from pitools.stage.cache.root import is_leased, locked
+from pitools.stage.cache.lease import hold, is_leased, last_used, lease
+from pitools.stage.cache.root import locked
 from pitools.stage.run import stage
 from pitools.stage.source import load
 

@@ -16,9 +16,9 @@ from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
 from pitools.stage.cache import evict as evicting
 from pitools.stage.cache import records, space
 from pitools.stage.cache.evict import GONE, LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item, evict
-from pitools.stage.cache.lease import hold, last_used
+from pitools.stage.cache.lease import hold, is_leased, last_used
 from pitools.stage.cache.listing import partials, staged, total, usage
-from pitools.stage.cache.root import holder, is_leased, locked, partial_path, prepare
+from pitools.stage.cache.root import holder, locked, partial_path, prepare
 from pitools.stage.cache.space import Lack, Limits, reserved
 
 KIB = 1 << 10

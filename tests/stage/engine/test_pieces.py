@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,17 @@ def test_small_files_go_in_batches_and_large_ones_first():
     todo = tasks(files, reversed(range(2000)), {}, ranged=True, in_order=False)
     assert todo[0].files == (0,)
     assert len(todo) < 20
+
+
+@pytest.mark.parametrize("readers", [1, 8, 16])
+@pytest.mark.parametrize("size", [4_000, 400_000])
+def test_readers_at_work_hold_an_eighth_of_the_small_files(readers: int, size: int):
+    """What is killed before it is written down is small, also where many readers begin a batch at once."""
+    files = [FileEntry(path=f"{i:05}", bytes=size, digest="xxh3_128:0") for i in range(45_000_000 // size)]
+    todo = tasks(files, range(len(files)), {}, ranged=True, in_order=False, readers=readers)
+    batches = sorted((len(task.files) for task in todo), reverse=True)
+    assert sum(batches) == len(files)
+    assert sum(batches[:readers]) <= max(len(files) / 8, readers)
 
 
 def test_an_order_that_is_asked_for_is_kept():

@@ -22,8 +22,10 @@ from pitools.stage.verify import check
 from pitools.store.digest import RANGE
 
 
-def interrupted(folder: Path, root: Path, *, bytes_per_s: float, until: Callable[[str], bool], user: int = 0) -> None:
-    """Stage in a process that is killed as soon as its journal is as wanted; by one reader, in the plan's order."""
+def interrupted(
+    folder: Path, root: Path, *, bytes_per_s: float, until: Callable[[str], bool], user: int = 0, readers: int = 1
+) -> None:  # fmt: skip
+    """Stage in a process that is killed as soon as its journal is as wanted; one reader keeps to the plan's order."""
     dataset, journal = load(folder), journal_path(root, folder.name)
     pid = os.fork()
     if pid == 0:
@@ -32,7 +34,7 @@ def interrupted(folder: Path, root: Path, *, bytes_per_s: float, until: Callable
                 os.setgroups([])
                 os.setgid(user)
                 os.setuid(user)
-            stage(dataset, root, readers=1, bytes_per_s=bytes_per_s)
+            stage(dataset, root, readers=readers, bytes_per_s=bytes_per_s)
         finally:
             os._exit(1)
     deadline = time.monotonic() + 60
@@ -159,4 +161,19 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     assert stage(load(source), root, verify=True).state == "repaired"
     assert findings(root / "objects" / source.name) == []
     assert stage(load(older), root, verify=True).state == "repaired"
+    assert findings(root) == []
+
+
+@pytest.mark.parametrize("readers", [2, 16])
+def test_what_many_readers_did_of_small_files_is_kept(build, tmp_path: Path, root: Path, readers: int):
+    """Killed when half of the files are there, the copy goes on with most of that half."""
+    count, size = 2000, 2000
+    source = build(tmp_path / "data", {f"c/{number:04}": os.urandom(size) for number in range(count)})
+    folder = partial_path(root, source.name) / "c"
+
+    def half(_: str) -> bool:
+        return folder.exists() and len(os.listdir(folder)) >= count // 2
+
+    interrupted(source, root, bytes_per_s=4_000_000, until=half, readers=readers)
+    assert stage(load(source), root).resumed_bytes >= count * size // 4
     assert findings(root) == []
