@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pitools.commands.options import format_option
+
+if TYPE_CHECKING:
+    from pitools.core.errors import PitError
 
 
 @click.group()
@@ -20,15 +25,22 @@ def list_(form: str) -> None:
     from pitools.core.output import Output
     from pitools.site import load, model
 
-    failed: PitError | None = None
+    failed: list[PitError] = []
     with Output(form, ("site", "scheduler", "reach", "partitions", "gpus", "description")) as out:
         for name in load.names():
             try:
                 out(model.row(load.load(name)))
             except PitError as error:  # one bad file must not hide the others
-                failed = error
+                failed.append(error)
+    _raise_last(failed)
+
+
+def _raise_last(failed: list[PitError]) -> None:
+    """Raise what went wrong last, when everything before it has been said."""
+    for error in failed[:-1]:
+        click.echo(f"pit: {error}" + (f"; {error.hint}" if error.hint else ""), err=True)
     if failed:
-        raise failed
+        raise failed[-1]
 
 
 @group.command()

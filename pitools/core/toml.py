@@ -18,14 +18,16 @@ _AT = re.compile(r" - at `([^`]+)`")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError naming the file and line."""
+    """The tables of a TOML file. Raises ConfigError naming the file, and the line where one is known."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError as error:
         raise ConfigError("no such file", where=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # bytes that are no text, and a number of more digits than Python reads, among them
         raise ConfigError(f"not TOML: {error}", where=str(path)) from error
+    except RecursionError as error:
+        raise ConfigError("not TOML that can be read: too deeply nested", where=str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
@@ -44,6 +46,8 @@ def convert(tables: dict[str, Any], kind: type[T], where: str) -> T:
         at = _AT.search(text)
         key = f'key "{_dotted(at.group(1))}": ' if at else ""
         raise ConfigError(key + _AT.sub("", text), where=where) from error
+    except RecursionError as error:
+        raise ConfigError("too deeply nested", where=where) from error
 
 
 def _dotted(at: str, key: str = "") -> str:

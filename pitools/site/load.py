@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import pitools
-from pitools.core import toml, units
+from pitools.core import toml, trust, units
 from pitools.core.errors import ConfigError, PitError, UsageError, nearest
 from pitools.site import dialect
 from pitools.site.model import Setting, Site
@@ -75,7 +75,7 @@ def origins(name: str) -> list[Setting]:
 def files(name: str) -> list[Path]:
     """The files of a site, weakest first. Raises UsageError when there is none."""
     # A name becomes a path: it must be one plain component.
-    found = [path for folder in layers() if (path := folder / f"{name}.toml").is_file()] if _is_plain(name) else []
+    found = [path for folder in layers() if os.path.lexists(path := folder / f"{name}.toml")] if _is_plain(name) else []
     if not found:
         hint = nearest(name, names()) or "write one: see site_configs/README.md"
         raise UsageError(f'no site "{name}"', where="--site or PIT_SITE", hint=hint)
@@ -90,7 +90,7 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
     merged: dict[str, Any] = {}
     came_from: dict[str, str] = {}
     for path in files(name):
-        tables = toml.read(path)
+        tables = _tables(path)
         # Checked one by one, so that an error names the file it stands in.
         said = toml.convert({"name": name, **tables}, Site, str(path))
         if said.templates:
@@ -106,6 +106,15 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
             section, field = key.split(".")
             _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
     return toml.convert(merged, Site, where), came_from
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """What a site file says, if nobody else could have written it. Raises ConfigError."""
+    if path.parent != shipped("site_configs"):  # who could write there could write this program
+        trust.check(path, "site file")
+    if not path.is_file():
+        raise ConfigError("a site is a file, and this is none", where=str(path), hint="move it away, or write the file")
+    return toml.read(path)
 
 
 def _beside(file: Path, path: str) -> str:

@@ -18,8 +18,8 @@ from pitools.core.errors import ToolMissing, Unreachable, UsageError
 from pitools.site import dialect
 from pitools.site.connect import client
 from pitools.site.model import Site
+from pitools.slurm import reach
 from pitools.slurm.client import Client
-from pitools.slurm.reach import ssh_argv
 from pitools.slurm.refusals import NOT_FOUND, SSH_FAILED
 
 # sbatch's options that take no value; every other one takes one, joined by "=" or as the next word.
@@ -167,7 +167,7 @@ def _far(site: Site, argv: list[str], script: str) -> Call:
     slurm = client(site)
     env = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_")}
     shown = shlex.join(["ssh", site.reach.host, _shown({**slurm.reach.env, **env}, argv)])
-    return Call(ssh_argv(slurm.reach, argv, env), {}, script, shown, slurm)
+    return Call(reach.ssh_argv(slurm.reach, argv, env), {}, script, shown, slurm)
 
 
 def _shown(env: Mapping[str, str], argv: Sequence[str]) -> str:
@@ -176,7 +176,7 @@ def _shown(env: Mapping[str, str], argv: Sequence[str]) -> str:
 
 
 def execute(call: Call) -> int:
-    """Become sbatch; or, over ssh, run it and return its exit code. Raises ToolMissing and Unreachable."""
+    """Become sbatch; or, over ssh, run it and return its exit code. Raises ToolMissing, Unreachable, ConfigError."""
     if call.stdin is not None:
         # The script came by stdin and has been read: hand it on the same way.
         memory = os.memfd_create("script")
@@ -191,6 +191,7 @@ def execute(call: Call) -> int:
         if code == NOT_FOUND:  # a job's own 127, which --wait returns, looks the same
             call.far.version()
         return code
+    reach.conf(reach.Reach(env=call.env))  # whose plugins sbatch would load
     try:
         os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
     except FileNotFoundError as error:

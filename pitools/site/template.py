@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pitools.core import trust
 from pitools.core.errors import ConfigError, UsageError, nearest
 from pitools.core.record import Record
 from pitools.site import dialect
@@ -122,11 +123,12 @@ def _staging(site: Site) -> dict[str, str]:
 
 def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
     import jinja2
+    import jinja2.sandbox
 
     path = Path(find(site, script).path)
-    loader = jinja2.FileSystemLoader([path.parent, shipped("sbatch_templates")])
-    environment = jinja2.Environment(  # noqa: S701 (the text is shell, not HTML; the `q` filter quotes it)
-        loader=loader,
+    # A template lays values out: it has no business with the objects and modules behind them.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        loader=jinja2.FunctionLoader(lambda name: _source(path.parent, name)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -139,6 +141,20 @@ def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
         raise ConfigError(f"the template needs a value that does not exist: {error}", where=str(path)) from error
     except (jinja2.TemplateError, UnicodeError, OSError) as error:
         raise ConfigError(f"the template cannot be used: {error}", where=str(path)) from error
+
+
+def _source(folder: Path, name: str) -> tuple[str, str, None] | None:
+    """A template's text, from its own folder or the shipped ones; None where there is none. Raises ConfigError."""
+    if not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
+        return None
+    for parent in dict.fromkeys((folder, shipped("sbatch_templates"))):
+        path = parent / name
+        if not path.exists():
+            continue
+        if parent != shipped("sbatch_templates"):
+            trust.check(path, "template")
+        return path.read_text(), str(path), None
+    return None
 
 
 def _container(site: Site) -> list[str]:

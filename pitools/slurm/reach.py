@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from pitools.core import proc
+from pitools.core import proc, trust
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.slurm import mux
 
@@ -80,7 +80,7 @@ def call(
 
     All commands to a host share one connection: see mux.py. stdin: text, or a file or pipe to read. stdout: where the
     output goes instead of into the answer; over ssh what the login says comes first there, and ends with MARK.
-    Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file.
+    Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file, or one of others.
     """
     where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
     elsewhere = {"stdout": stdout} if stdout else {}
@@ -90,7 +90,7 @@ def call(
             with mux.turn(reach.host):
                 done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
             return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
-        given = {**_conf(reach), **reach.env, **env}
+        given = {**conf(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
         return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin, **elsewhere)
     except Unreachable as error:
@@ -120,9 +120,15 @@ def _of_command(text: str) -> str:
     return said if mark else text
 
 
-def _conf(reach: Reach) -> dict[str, str]:
-    """SLURM_CONF, the one variable of Slurm's that stays. Without its file every command would retry for a minute."""
+def conf(reach: Reach) -> dict[str, str]:
+    """SLURM_CONF, the one variable of Slurm's that stays. Without its file every command would retry for a minute.
+
+    Raises ConfigError where there is no file, or where others can write it.
+    """
     path = reach.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
     if path and not Path(path).is_file():
         raise ConfigError("no such file", where=f"SLURM_CONF={path}", hint="name the cluster's slurm.conf")
+    if path:
+        # Its PluginDir is loaded by each command. Some clouds' images give the file to the account slurm.
+        trust.check(Path(path), "slurm.conf", also="slurm")
     return {"SLURM_CONF": path} if path else {}

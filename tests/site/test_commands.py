@@ -27,12 +27,16 @@ def test_list_is_a_record_a_site(pit: Pit) -> None:
 
 
 def test_one_bad_file_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None:
-    """The good sites are listed, and the exit code is the bad file's."""
-    (tmp_path / "bad.toml").write_text("name = 3\n")
+    """The good sites are listed, each bad file is named, and the exit code is theirs."""
+    bad = [tmp_path / "bad.toml", tmp_path / "dir.toml", tmp_path / "zzz.toml"]
+    bad[0].write_text("name = 3\n")
+    bad[1].mkdir()
+    bad[2].write_text(f"a = {'[' * 5000}{']' * 5000}")
     done = pit("site", "list", PIT_SITE_PATH=str(tmp_path))
     assert done.returncode == 3
     assert len(done.stdout.splitlines()) == len(load.names())
-    assert str(tmp_path / "bad.toml") in done.stderr
+    assert [str(path) in done.stderr for path in bad] == [True] * 3
+    assert "Traceback" not in done.stderr
 
 
 def test_show_tells_the_origin(pit: Pit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,3 +107,34 @@ def test_a_template_lies_beside_the_file_that_names_it(
     assert load.load("x").templates == {
         "mine": str(path.with_name("mine.j2")), "home": str(tmp_path / "home.j2"), "far": "/far.j2"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_site_that_others_can_write_is_refused(write_site: Callable[[str, str], Path], folder: bool) -> None:
+    """A file of mode 0666, or one in a folder that is open to everybody, decides nothing."""
+    path = write_site("x", 'name = "x"\n')
+    at = path.parent if folder else path
+    at.chmod(0o777)
+    with pytest.raises(ConfigError) as caught:
+        load.load("x")
+    assert caught.value.where == str(at)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_a_site_that_is_no_file_is_said(write_site: Callable[[str, str], Path], make: Callable[[Path], None]) -> None:
+    """A folder, a FIFO and a dangling link of the site's name: exit 3 and the path, not another site's name."""
+    path = write_site("x", "")
+    path.unlink()
+    make(path)
+    with pytest.raises(ConfigError) as caught:
+        load.load("x")
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "9" * 5000, "{a=" * 5000 + "1" + "}" * 5000])
+def test_what_python_cannot_read_is_a_wrong_file(write_site: Callable[[str, str], Path], value: str) -> None:
+    """Nesting and digits without end are exit 3 with the file's name, not a traceback."""
+    path = write_site("x", f"a = {value}")
+    with pytest.raises(ConfigError) as caught:
+        load.load("x")
+    assert caught.value.where == str(path)

@@ -79,6 +79,21 @@ def test_slurm_variables_stay_behind(
     assert (seen["SLURM_CONF"], seen["SITE"], seen["SLURMX"], seen["TZ"]) == (str(conf), "a b", "kept", "UTC0")
 
 
+def test_a_conf_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run with a slurm.conf whose PluginDir another user may choose: of the site, or of the shell."""
+    conf = tmp_path / "open" / "slurm.conf"
+    conf.parent.mkdir()
+    conf.write_text("ClusterName=c\n")
+    conf.parent.chmod(0o777)
+    ran = tmp_path / "ran"
+    for reach in (Reach(env={"SLURM_CONF": str(conf)}), Reach()):
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        with pytest.raises(ConfigError) as caught:
+            call(reach, ["touch", str(ran)], env={})
+        assert caught.value.where == str(conf.parent)
+    assert not ran.exists()
+
+
 # What srun, mpirun and their like leave in the shells that are born in a step; and what a user sets.
 LEFT = (
     "SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SLURMD_NODENAME", "SRUN_DEBUG", "PMI_RANK", "PMI_FD", "PMI2_SIZE",

@@ -17,11 +17,11 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.core import toml, units
+from pitools.core import toml, trust, units
 from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.stage.prolog import hold
 from pitools.stage.prolog.hold import Job
@@ -101,7 +101,11 @@ def load(environment: Mapping[str, str]) -> Config:
     """The configuration: PIT_PROLOG_ROOTS (divided by `:`) over the file. Raises ConfigError."""
     path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG)
     roots = environment.get("PIT_PROLOG_ROOTS", "")
-    tables = toml.read(path) if path.exists() or not roots else {}
+    tables: dict[str, Any] = {}
+    if path.exists() or not roots:
+        if path.exists():
+            trust.check(path, "prolog configuration")
+        tables = toml.read(path)
     if roots:
         tables["roots"] = [{"path": root} for root in roots.split(":") if root]
     config = toml.convert(tables, Config, str(path))

@@ -382,6 +382,15 @@ def test_a_state_folder_that_others_write_is_refused(node: Node, mode: int):
     node.state.chmod(0o700)
 
 
+def test_a_configuration_that_others_write_is_refused(node: Node):
+    """Root takes no orders from a file that anybody can write; the job starts, without leases."""
+    node.put("a" * 32)
+    node.config.chmod(0o666)
+    done = node.call()
+    assert (done.returncode, str(node.config) in done.stderr) == (0, True)
+    assert node.leased("a" * 32) == [False]
+
+
 def test_a_second_prolog_replaces_the_first_and_sweeps_the_dead(node: Node):
     """A requeued job has one holder; the files of holders that were killed go, those of other jobs stay."""
     node.put("a" * 32)

@@ -1,0 +1,145 @@
+"""Whether only this user and root decide what a file holds: what others can change must not decide what runs as us."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from pitools.core.errors import ConfigError
+
+_MOST_LINKS = 40  # as the kernel follows
+_OVERFLOW = 65534  # the uid that a container shows for every user of the host whom it does not know
+
+
+def check(path: Path, what: str, *, group_above: bool = False, also: str = "") -> None:
+    """Refuse a file or folder that anybody but this user and root could change or exchange.
+
+    what: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group of
+    this user, and may belong to others of that group. also: a system account that is trusted as root is.
+    Raises ConfigError, which names the first file, link or folder on the way that others can change.
+    """
+    users = _trusted(also)
+    try:
+        steps = list(_steps(path.absolute()))
+    except OSError as error:
+        hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
+        raise ConfigError(f"{what}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+    above_is_open = False
+    for number, (at, found) in enumerate(steps, 1):
+        is_last = number == len(steps)
+        foreign = found.st_uid not in users
+        if foreign and group_above and not is_last and not above_is_open and stat.S_ISDIR(found.st_mode):
+            foreign = found.st_gid not in _groups()
+        if foreign:
+            what_is = f"belongs to user {_name(found.st_uid)} (expected you or root)"
+            raise _refused(path, what, at, what_is, f"chown it, or use a {what} of your own")
+        if stat.S_ISLNK(found.st_mode):
+            continue
+        above_is_open = bool(found.st_mode & stat.S_IWOTH)
+        sticky = not is_last and found.st_mode & stat.S_ISVTX
+        if who := _writers(found, allow_group=group_above and not is_last):
+            if sticky:
+                continue
+            raise _refused(path, what, at, f"{who} can write to it", f"chmod {_removal(who)} {at}")
+
+
+def _refused(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:
+    which = f"{what}: {problem}" if at == path.absolute() else f"{what} {path}: {at} {problem}"
+    return ConfigError(f"{which}, and what it holds decides what runs as you", where=str(at), hint=hint)
+
+
+def _removal(who: str) -> str:
+    return "o-w" if who == "everybody" else "g-w"
+
+
+def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every folder and link that leads to a file, then the file, each with its own status. Raises OSError."""
+    at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
+    yield at, at.lstat()
+    while left:
+        part = left.pop()
+        if part == "..":
+            at = at.parent
+            continue
+        found = (at / part).lstat()
+        yield at / part, found
+        if not stat.S_ISLNK(found.st_mode):
+            at = at / part
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = (at / part).readlink()
+        at = Path("/") if target.is_absolute() else at
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def _writers(found: os.stat_result, *, allow_group: bool) -> str:
+    """Who else may write there, by its mode: "everybody", a group, or ""."""
+    if found.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if found.st_mode & stat.S_IWGRP and not _is_alone(found.st_gid, found.st_uid):
+        return "" if allow_group and found.st_gid in _groups() else f"group {_group(found.st_gid)}"
+    return ""
+
+
+@lru_cache(maxsize=64)
+def _is_alone(gid: int, uid: int) -> bool:
+    """Whether a group is root's, or a user's private one: of their name, their first, and with no other member."""
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _trusted(also: str) -> set[int]:
+    users = {os.geteuid(), 0}
+    if also and (account := _account(also)) is not None:
+        users.add(account)
+    return users | ({_OVERFLOW} if _hides_users() else set())
+
+
+@lru_cache(maxsize=8)
+def _account(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _hides_users() -> bool:
+    """Whether this process is in a container that shows root of the host, as anybody unknown, as _OVERFLOW."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except OSError:
+        return False
+    ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
+    return bool(ranges) and not any(first <= _OVERFLOW < first + count for first, count in ranges)
+
+
+def _groups() -> set[int]:
+    return {os.getegid(), *os.getgroups()}
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
