@@ -18,22 +18,24 @@ _MOST_NAMED = 16
 Put = Callable[[str, str], None]
 # (key, seconds) → its value once it is there. Raises TimeoutError when it does not come in time.
 Get = Callable[[str, float], str]
+Delete = Callable[[str], None]
 
 
 class Barrier:
     """Where the ranks of one job meet.
 
-    put, get: of a store that all ranks share; a key is written once. nodes: of each rank, where they are known.
-    timeout_s: how long the first waits for the last.
+    put, get, delete: of a store that all ranks share; a key is written once, and deleted by rank 0 when no rank will
+    ask for it any more. nodes: of each rank, where they are known. timeout_s: how long the first waits for the last.
     """
 
     def __init__(
         self, put: Put, get: Get, rank: int, world_size: int, *, timeout_s: float = 600.0,
-        nodes: Sequence[str] = (), prefix: str = "pit/barrier",
+        nodes: Sequence[str] = (), prefix: str = "pit/barrier", delete: Delete | None = None,
     ) -> None:  # fmt: skip
-        self._put, self._get = put, get
+        self._put, self._get, self._delete = put, get, delete
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self._nodes, self._prefix = nodes, prefix
+        self._written: list[str] = []  # rank 0's: keys that some rank may not have read yet
 
     def wait(self, name: str, trouble: str = "") -> None:
         """Return when every rank is here and none has trouble. name: never used twice, the same at all.
@@ -58,6 +60,9 @@ class Barrier:
         words = [word] if trouble else self._words(name, word)
         verdict = self._verdict(name, words)
         self._put(f"{self._prefix}/{name}/verdict", verdict)
+        if len(words) == self.world_size and all(words):
+            self._delete_written()
+        self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._judge(name, verdict)
         return [word[1:] for word in words]
 
@@ -67,6 +72,7 @@ class Barrier:
             return value
         if self.rank == 0:
             self._put(f"{self._prefix}/{name}/told", value)
+            self._written.append(f"{self._prefix}/{name}/told")
             return value
         return self._from_rank_0(name, "told")
 
@@ -74,6 +80,13 @@ class Barrier:
     def witness(self) -> int | None:
         """The first rank on another node than rank 0's; None where there is none, or the nodes are not known."""
         return next((rank for rank, node in enumerate(self._nodes) if node != self._nodes[0]), None)
+
+    def _delete_written(self) -> None:
+        """Delete the keys of all calls before this one: every rank has come to it, and so has read them."""
+        keys, self._written = self._written, []
+        if self._delete:
+            for key in keys:
+                self._delete(key)
 
     def _words(self, name: str, mine: str) -> list[str]:
         """What each rank put; "" of those that did not come in time."""

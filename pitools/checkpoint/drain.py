@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,13 @@ from pitools.checkpoint import find, layout, seal, unread, verify
 from pitools.checkpoint.hashing import default_threads
 from pitools.checkpoint.manifest import FileEntry, Manifest, load
 from pitools.checkpoint.threads import Threads
-from pitools.core.errors import DataError, NoSpace
+from pitools.core.errors import ClusterError, DataError, NoSpace
 from pitools.core.files import os_error, plain_file, write_atomic
 from pitools.core.progress import Advance
 from pitools.store.digest import hasher_for
 
 _BLOCK = 4 << 20
+_COPY = "drain-"
 
 Stopped = Callable[[], bool]
 
@@ -61,12 +63,30 @@ def drain(
 
 def token(manifest: Manifest) -> str:
     """Of a copy's building folder: the same for the same checkpoint, so that the next copier goes on in it."""
-    return f"drain-{manifest.seal.rpartition(':')[2][:16]}"
+    return f"{_COPY}{manifest.seal.rpartition(':')[2][:16]}"
 
 
 def tokens(local: Path) -> set[str]:
-    """Of the copies that could still go on, which a sweep of the shared folder is to spare."""
-    return {token(manifest) for step in find.whole(local) if (manifest := find.whole_at(layout.step_path(local, step)))}
+    """Return the tokens of copies that can still go on, for `retain.sweep` to keep; none where the node's disk cannot
+    be read.
+    """
+    with suppress(ClusterError):
+        paths = (layout.step_path(local, step) for step in find.whole(local))
+        return {token(manifest) for path in paths if (manifest := find.whole_at(path))}
+    return set()
+
+
+def unfinished(folder: Path) -> dict[str, Path]:
+    """Return token → place of the interrupted copies, in a shared folder, of checkpoints newer than the newest there.
+
+    They may go on: whether their sources, on a node's disk, still exist cannot be seen from here. Raises ClusterError.
+    """
+    newest, found = find.newest(folder), {}
+    for path in layout.left_over(folder):
+        step, copy = layout.building_of(path) or (-1, "")
+        if copy.startswith(_COPY) and (newest is None or step > newest):
+            found[copy] = path
+    return found
 
 
 def candidates(local: Path | None, folder: Path) -> list[Path]:
@@ -147,9 +167,11 @@ def _reads(final: Path) -> bool:
 
 
 def _clear(place: Path, manifest: Manifest) -> None:
-    """Remove what is not of the checkpoint: of a copier that was killed while it published."""
+    """Remove what is not of the checkpoint, and parts of files: of copiers that were killed."""
     known = {entry.path for entry in manifest.files}
     try:
+        for part in (place / layout.SHARES).glob("*.part"):
+            part.unlink(missing_ok=True)
         for path in layout.sizes(place).keys() - known if place.exists() else ():
             (place / path).unlink(missing_ok=True)
     except OSError as error:

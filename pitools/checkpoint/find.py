@@ -15,9 +15,11 @@ from pitools.core.errors import DataError, PitError
 from pitools.core.files import sync_dir
 
 
-def newest(folder: Path) -> int:
-    """Steps of the newest checkpoint that looks whole, 0 for none. Raises ClusterError where none can be listed."""
-    return next(_whole(folder), 0)
+def newest(folder: Path) -> int | None:
+    """Return the steps of the newest checkpoint that looks whole, None for none. Raises ClusterError where none can be
+    listed.
+    """
+    return next(_whole(folder), None)
 
 
 def whole(folder: Path) -> list[int]:
@@ -50,8 +52,8 @@ def point(folder: Path, *, without: int | None = None) -> None:
     """
     with contextlib.suppress(OSError, PitError):
         latest = folder / layout.LATEST
-        step = next((step for step in _whole(folder) if step != without), 0)
-        if not step:
+        step = next((step for step in _whole(folder) if step != without), None)
+        if step is None:
             latest.unlink(missing_ok=True)
             return
         temporary = folder / f".{layout.LATEST}.{secrets.token_hex(4)}"

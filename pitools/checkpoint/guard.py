@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.checkpoint import held, layout, model, owner, randoms, restoring, retain, seal
+from pitools.checkpoint import drain, held, layout, model, owner, randoms, restoring, retain, seal
 from pitools.checkpoint.adapter import Adapter as Adapter
 from pitools.checkpoint.adapter import Digests, as_ours
-from pitools.checkpoint.barrier import Get, Put
+from pitools.checkpoint.barrier import Delete, Get, Put
 from pitools.checkpoint.meeting import Meeting, introduce, together
 from pitools.checkpoint.near import Near, folder_near
 from pitools.core.errors import ClusterError, ConfigError, NoSpace, Unreachable
@@ -67,27 +67,27 @@ class Guard:
     def __init__(
         self, folder: Path, adapter: Adapter, *, rank: int = 0, world_size: int = 1, put: Put | None = None,
         get: Get | None = None, run: str = "", keep_last: int = retain.KEEP_LAST, keep_every: int = 0,
-        stage: Path | None = None, timeout_s: float = 600.0, name: str = "checkpoint",
+        stage: Path | None = None, timeout_s: float = 600.0, name: str = "checkpoint", delete: Delete | None = None,
     ) -> None:  # fmt: skip
-        """put, get: of a store that all ranks share, not needed for one rank. run: whose checkpoints these are.
+        """put, get: of a store that all ranks share, not needed for one rank. delete: of a key there; without it rank
+        0's memory grows by some keys a rank with every save. run: whose checkpoints these are.
         keep_last, keep_every: what stays, see `retain.prune`. timeout_s: how long the first rank waits for the last.
         stage: a folder on this node's own disk, to save in first; what is there is copied to `folder` in the
         background. On several nodes, and while that disk is full, saves go to `folder` at once. name: of this guard,
         where one store serves more than one. Raises Unreachable.
         """
-        self.folder, self._adapter, self._run = Path(folder), adapter, run
+        # Absolute: orbax refuses any other, and a loop may change its working directory.
+        self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
-        lead = rank == 0
-        self._barrier, self._token, nodes = introduce(put, get, rank, world_size, name=name, timeout_s=timeout_s)
+        lead, store = rank == 0, (put, get, delete)
+        self._barrier, self._token, nodes = introduce(*store, rank, world_size, name=name, timeout_s=timeout_s)
         self._local = folder_near(stage, self.folder, run, nodes, lead=lead)
         self._near = Near(self._local, self.folder, keep_last, keep_every) if self._local and lead else None
-        self._model = ""
-        self._saved = -1
+        self._model, self._saved = "", -1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
-        self._place: Path | None = None
-        self._ended = False
+        self._place, self._ended = None, False  # type: Path | None, bool
         self._held = contextlib.ExitStack()
 
     def restore(self, like: Any) -> Restored | None:
@@ -232,18 +232,18 @@ class Guard:
 
     def _claim(self, table: dict[str, str], fingerprint: str) -> None:
         self._held.close()  # of a try that failed
-        self._claim_one(self.folder, table, fingerprint)
+        self._claim_one(self.folder, table, fingerprint, drain.tokens(self._local) if self._local else ())
         if self._local and self._near:
             try:
                 self._claim_one(self._local, table, fingerprint)
             except (NoSpace, ClusterError) as error:
                 self._near.fails(error)
 
-    def _claim_one(self, folder: Path, table: dict[str, str], fingerprint: str) -> None:
+    def _claim_one(self, folder: Path, table: dict[str, str], fingerprint: str, keep: Collection[str] = ()) -> None:
         model.require_same(folder, table)
         owner.claim(folder, self._run, fingerprint)
         sure = self._held.enter_context(held.writing(folder))
-        retain.sweep(folder, sure=sure)
+        retain.sweep(folder, keep=keep, sure=sure)
 
     def _finish(self, step: int, meet: Meeting, staged: _Staged) -> None:
         """A save after its copy; in the background."""

@@ -51,6 +51,12 @@ def building(folder: Path, step: int, token: str) -> Path:
     return folder / f".step_{step}.{token}"
 
 
+def building_of(path: Path) -> tuple[int, str] | None:
+    """Return the step and token that a building folder's name says; None where it is no such folder's."""
+    match = _BUILDING.fullmatch(path.name)
+    return (int(match[1]), match[2]) if match else None
+
+
 def payload(place: Path) -> Path:
     """What the framework writes in a building folder, and reads in a checkpoint. The framework makes it."""
     return place / PAYLOAD
@@ -88,8 +94,8 @@ def left_over(folder: Path, keep: Collection[str] = ()) -> list[Path]:
     """What unfinished saves and removals left; keep: tokens of those that still go on."""
     found = []
     for path in _inside(folder):
-        match = _BUILDING.fullmatch(path.name)
-        if path.name.startswith((f"{OLD}step_", f".{LATEST}.")) or (match and match[2] not in keep):
+        built = building_of(path)
+        if path.name.startswith((f"{OLD}step_", f".{LATEST}.")) or (built and built[1] not in keep):
             found.append(path)
     return found
 

@@ -1,7 +1,6 @@
 """What the ranks tell each other during one save: files beside what is saved, and barriers that say when to read them.
 
-The key-value store carries only who is there. It keeps every key for as long as the job lives, and what a plan says
-can be megabytes.
+The key-value store carries only who is there: it lives in rank 0's memory, and what a plan says can be megabytes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.checkpoint.barrier import Barrier, Get, Put
+from pitools.checkpoint.barrier import Barrier, Delete, Get, Put
 from pitools.core.errors import ClusterError, ConfigError, PitError
 
 # What each rank said, in order → what rank 0 answers each.
@@ -94,7 +93,7 @@ def together(barrier: Barrier, name: str) -> Iterator[None]:
 
 
 def introduce(
-    put: Put | None, get: Get | None, rank: int, world_size: int, *, name: str, timeout_s: float
+    put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
 ) -> tuple[Barrier, str, int]:  # fmt: skip
     """A barrier that knows the ranks' nodes, a word that these ranks alone share, and the number of nodes.
 
@@ -109,7 +108,8 @@ def introduce(
     names = barrier.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
     told = barrier.tell("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
     token, *nodes = msgspec.json.decode(told, type=list[str])
-    return Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes), token, len(set(nodes))
+    known = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
+    return known, token, len(set(nodes))
 
 
 def _line(error: BaseException) -> str:

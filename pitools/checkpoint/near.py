@@ -32,7 +32,7 @@ def folder_near(stage: Path | None, folder: Path, run: str, nodes: int, *, lead:
             _warn(f"{stage} is not used: {nodes} nodes have a disk each, and no whole checkpoint would be on any")
         return None
     whose = of_bytes(os.fsencode(os.path.realpath(folder))).rpartition(":")[2][:12]
-    return Path(stage) / f"{run or 'run'}.{folder.absolute().name}.{whose}"
+    return Path(stage).absolute() / f"{run or 'run'}.{folder.absolute().name}.{whose}"
 
 
 class Near:
@@ -90,7 +90,7 @@ class Near:
             if shutil.disk_usage(self._local).free >= needed:
                 return True
             safe = find.newest(self._folder)
-            retain.prune(self._local, keep=[step for step in steps if step > safe], keep_last=1)
+            retain.prune(self._local, keep=[step for step in steps if safe is None or step > safe], keep_last=1)
             if shutil.disk_usage(self._local).free >= needed:
                 return True
             _warn(f"{self._local} has no room for {needed} bytes: this checkpoint goes to {self._folder} at once")

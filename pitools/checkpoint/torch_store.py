@@ -1,4 +1,4 @@
-"""The store that torch's ranks share, for the `put` and `get` of a `Guard` in a loop of one's own."""
+"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Guard` in a loop of one's own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pitools.checkpoint.barrier import Get, Put
+from pitools.checkpoint.barrier import Delete, Get, Put
 from pitools.core.errors import ConfigError, Unreachable
 
 _GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
 
 
-def torch_store(store: Any = None) -> tuple[Put, Get]:
-    """`put` and `get` of the default process group's store, or of `store`, over a connection of their own.
+def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
+    """`put`, `get` and `delete` of the default process group's store, or of `store`, over a connection of their own.
 
-    put, get: of text; `get` raises TimeoutError, both Unreachable. Raises ConfigError where there is no group.
+    put, get: of text; `get` raises TimeoutError, all Unreachable. delete: of a key, there or not. Raises ConfigError
+    where there is no group.
     """
     if store is None:
         if not dist.is_initialized():
@@ -45,7 +46,13 @@ def torch_store(store: Any = None) -> tuple[Put, Get]:
         except dist.DistError as error:
             raise _gone(error, where) from error
 
-    return put, get
+    def delete(key: str) -> None:
+        try:
+            own.delete_key(key)
+        except dist.DistError as error:
+            raise _gone(error, where) from error
+
+    return put, get, delete
 
 
 def _where(store: Any) -> str:

@@ -85,9 +85,10 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> None:
     """Remove old checkpoints, and what killed saves left. The newest that is good stays: its bytes are read first.
 
-    What another process reads stays too, and what is damaged: see `check --quarantine`.
+    What another process reads stays too, and what is damaged: see `check --quarantine`. So does an interrupted copy of
+    a newer checkpoint from a node's own disk: the run's next attempt on that node finishes it.
     """
-    from pitools.checkpoint import checking, retain
+    from pitools.checkpoint import checking, drain, retain
 
     folder, only = _place(run, site_name)
     if only is not None:
@@ -97,8 +98,11 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
         keep = () if good is None else (good,)
         for record in retain.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run):
             out(record)
-    if not dry_run and (gone := retain.sweep(folder)):
+    copies = drain.unfinished(folder)
+    if not dry_run and (gone := retain.sweep(folder, keep=copies)):
         click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
+    for copy in copies.values():
+        click.echo(f"pit: {copy} stays: an interrupted copy from a node's disk, which the run can finish", err=True)
 
 
 def _place(run: str, site_name: str) -> tuple[Path, int | None]:

@@ -26,6 +26,7 @@ COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or w
 LEAVE_S = 10  # all have come to the end
 
 Put = Callable[[str, str], None]
+Delete = Callable[[str], None]
 Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it does not come in time
 Agree = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
 
@@ -37,6 +38,7 @@ class Peers(NamedTuple):
     put: Put = lambda _, __: None
     get: Get = lambda _, __: ""
     world_size: int = 1
+    delete: Delete = lambda _: None
 
     def agree(self, key: str, value: str) -> str:
         """Rank 0's value, at every rank."""
@@ -96,9 +98,15 @@ def join_jax(rank: Rank) -> Iterator[Peers]:
         except jax.errors.JaxRuntimeError as error:
             raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
 
+    def delete(key: str) -> None:
+        try:
+            client.key_value_delete(key)
+        except jax.errors.JaxRuntimeError as error:
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+
     check_nonce(rank, put, get, where=coordinator)
     try:
-        yield Peers(rank.rank, put, get, rank.world_size)
+        yield Peers(rank.rank, put, get, rank.world_size, delete)
     except BaseException:
         # JAX would wait for all ranks at exit, and then abort this one with a stack of its own after the true reason.
         _abandon(global_state)
@@ -124,11 +132,11 @@ def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
     lead = rank.rank == 0
     store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
 
-    put, get = torch_store(store)
+    put, get, delete = torch_store(store)
     check_nonce(rank, put, get, where=f"{host}:{port}")
     timeout = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
-    yield Peers(rank.rank, put, get, rank.world_size)
+    yield Peers(rank.rank, put, get, rank.world_size, delete)
     # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
     dist.barrier()
     dist.destroy_process_group()

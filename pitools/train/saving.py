@@ -32,7 +32,7 @@ def open_guard(
     near = env.get("PIT_CHECKPOINT_NVME")
     return Guard(
         rank.checkpoint_dir, adapter, rank=peers.rank, world_size=peers.world_size, put=peers.put, get=peers.get,
-        run=Path(env.get("PIT_RUN_DIR", "")).name, stage=Path(near) if near else None,
+        delete=peers.delete, run=Path(env.get("PIT_RUN_DIR", "")).name, stage=Path(near) if near else None,
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ def full(step: int) -> np.ndarray[Any, Any]:
 
 def run(folder: Path, peers: Peers, steps: list[int], adapter: Any, state: Any, check: Any, spoil: Any) -> None:
     """Restore and check, then save each step, and spoil each state as soon as it has been copied."""
-    options = {"rank": peers.rank, "world_size": peers.world_size, "put": peers.put, "get": peers.get}
+    store = {"put": peers.put, "get": peers.get, "delete": peers.delete}
+    options = {"rank": peers.rank, "world_size": peers.world_size, **store}
     with Guard(folder, adapter, **options, run="r", timeout_s=float(sys.argv[4])) as guard:
         if found := guard.restore(state(0)):
             check(found.state, found.step)

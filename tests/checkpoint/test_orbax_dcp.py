@@ -110,7 +110,7 @@ def test_a_peer_s_death_in_a_save_is_named(framework: str, start: Start, folder:
     steps = ",".join(map(str, range(1, 2000)))
     ranks = start(framework, folder, steps, 2)
     deadline = time.monotonic() + LIMIT_S
-    while find.newest(folder) < 3:
+    while (find.newest(folder) or 0) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     ranks[1].process.send_signal(signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_kill_of_all_at_any_moment(framework: str, start: Start, folder: Path,
     for _ in range(2):
         ranks = start(framework, folder, ",".join(map(str, range(newest + 1, newest + 500))), 2)
         deadline = time.monotonic() + LIMIT_S
-        while find.newest(folder) < newest + 1:
+        while (find.newest(folder) or 0) < newest + 1:
             assert time.monotonic() < deadline
             assert ranks[0].process.poll() is None, ranks[0].ended()
             time.sleep(0.002)

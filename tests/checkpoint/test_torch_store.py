@@ -26,7 +26,7 @@ def group() -> Iterator[Any]:
 
 def test_the_process_group_s_store(group: Any) -> None:
     """What one rank puts another gets, also while a third waits; what does not come is a TimeoutError, quietly."""
-    (put, get), (_, theirs) = torch_store(), torch_store()
+    (put, get, delete), (_, theirs, _) = torch_store(), torch_store()
     late: list[str] = []
     waits = threading.Thread(target=lambda: late.append(theirs("late", 10.0)))
     waits.start()
@@ -39,6 +39,10 @@ def test_the_process_group_s_store(group: Any) -> None:
     put("late", "1")
     waits.join(10)
     assert late == ["1"]
+    for _ in range(2):
+        delete("late")
+    with pytest.raises(TimeoutError, match="late did not come"):
+        get("late", 0.1)
 
 
 def test_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +67,14 @@ def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         def set(self, _: str, __: str) -> None:
             raise dist.DistNetworkError("Broken pipe")
 
-    put, get = torch_store(Gone())
+        def delete_key(self, _: str) -> None:
+            raise dist.DistNetworkError("Broken pipe")
+
+    put, get, delete = torch_store(Gone())
     with pytest.raises(Unreachable, match=r"rank 0 no longer answers: Connection reset by peer$") as caught:
         get("a", 1.0)
     assert caught.value.where == "n04:29500"
     with pytest.raises(Unreachable, match="Broken pipe"):
         put("a", "b")
+    with pytest.raises(Unreachable, match="Broken pipe"):
+        delete("a")

@@ -93,11 +93,11 @@ def test_names_that_lie(folder: Path, save: Save, tmp_path: Path) -> None:
     path = save(3)
     path.rename(folder / "step_5")
     assert kinds(folder / "step_5") == {FILE_NAME: "manifest"}
-    assert find.newest(folder) == 0
+    assert find.newest(folder) is None
     (folder / "step_5").rename(tmp_path / "step_3")
     (folder / "step_3").symlink_to(tmp_path / "step_3")
     assert kinds(folder / "step_3") == {"": "manifest"}
-    assert find.newest(folder) == 0
+    assert find.newest(folder) is None
     assert kinds(folder / "step_4") == {"": "missing"}
 
 
@@ -115,7 +115,7 @@ def test_absurd_names(folder: Path, save: Save, name: str) -> None:
     """What is only like a checkpoint's name is none: nothing is found by it, nor removed."""
     save(3)
     (folder / "step_3").rename(folder / name)
-    assert (find.newest(folder), find.whole(folder), layout.left_over(folder)) == (0, [], [])
+    assert (find.newest(folder), find.whole(folder), layout.left_over(folder)) == (None, [], [])
 
 
 def test_newest_looks_at_sizes_alone(folder: Path, save: Save) -> None:
@@ -128,7 +128,7 @@ def test_newest_looks_at_sizes_alone(folder: Path, save: Save) -> None:
     path.write_bytes(bytes(path.stat().st_size))
     assert find.newest(folder) == 2
     assert kinds(folder / "step_2") == {"payload/d/0a": "digest"}
-    assert find.newest(folder / "nowhere") == 0
+    assert find.newest(folder / "nowhere") is None
 
 
 def test_unreadable_file(save: Save) -> None:

@@ -52,6 +52,15 @@ def test_the_launcher_says_where_and_whose(server: Callable[[str], forks.Server]
         assert '"run":"pick-1"' in (place / "owner.json").read_text()
 
 
+def test_a_relative_folder(server: Callable[[str], forks.Server], tmp_path: Path) -> None:
+    """The folder is where the loop was when it named it; orbax itself refuses a relative path."""
+    pytest.importorskip("jax", reason="this framework is not installed")
+    out = tmp_path / "out"
+    code = f"import os; os.chdir({str(tmp_path)!r})\n" + SAVE.format(folder="checkpoints", env={})
+    assert server("jax").start(code, forks.environment(), out).wait(60) == 0, out.read_text()
+    assert find.newest(tmp_path / "checkpoints") == 1
+
+
 def test_without_a_folder_nothing_is_imported_for_it() -> None:
     """A loop that keeps nothing does not pay for what keeps checkpoints."""
     code = (

@@ -120,7 +120,7 @@ def progress(run_dir: Path) -> int:
 
     newest = 0
     with contextlib.suppress(PitError, OSError):
-        newest = find.newest(run_dir / "checkpoints")
+        newest = find.newest(run_dir / "checkpoints") or 0
     own = head(run_dir / "progress", 64)
     return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
 
