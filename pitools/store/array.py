@@ -31,6 +31,7 @@ from pitools.store.layout import Layout
 from pitools.store.opened import Opened, take
 from pitools.store.shard import ABSENT, Broken
 from pitools.store.tally import mine
+from pitools.store.zarr import Sharding
 
 Check = Literal["first", "always", "never"]
 # A descriptor of a version's file by its path there. Raises OSError, PitError.
@@ -67,12 +68,14 @@ class ArrayReader:
         """opener: opens the files, where that is not just to open those in the folder."""
         self.name, self.layout = name, layout
         self._folder, self._check = folder, check if layout.crc else "never"
-        self._opener = opener or partial(open_in, folder)
         self._decoder = decoders(layout.codec)
         self._raw_bytes = layout.chunk_bytes + 4 * layout.crc
         self._scratch = threading.local()
-        # C code, so no lock of it can be held by another thread while this process forks.
-        self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)
+        self._path = partial(_path, name, len(layout.shape))
+        # C code, so no lock of it can be held by another thread while this process forks; and of no method of this
+        # object: files in such a cycle stay open until Python looks for cycles.
+        opened = partial(_open, folder, opener or partial(open_in, folder), self._path, layout.sharding)
+        self._file = lru_cache(maxsize=_OPEN_FILES)(opened)
         _READERS.add(self)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
@@ -227,33 +230,6 @@ class ArrayReader:
             kept = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20), flags))
         return kept
 
-    def _open(self, number: int) -> Opened:
-        try:
-            descriptor = self._descriptor(self._path(number))
-        except OSError as error:
-            what = f"{self._path(number)}: {os.strerror(error.errno or 0)}"
-            raise DataError(what, where=str(self._folder), hint=_AGAIN) from error
-        try:
-            return take(descriptor, self.layout.sharding)
-        except Broken as broken:
-            what = f"{self._path(number)}: {broken.flaw.problem}: {broken.flaw.expected}, found {broken.flaw.got}"
-            raise DataError(what, where=str(self._folder), hint=_AGAIN) from broken
-
-    def _descriptor(self, path: str) -> int:
-        try:
-            return self._opener(path)
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-        # Many arrays under a low `ulimit -n`: none needs its files open, but for speed.
-        for reader in _READERS.copy():
-            reader._file.cache_clear()
-        return self._opener(path)
-
-    def _path(self, number: int) -> str:
-        prefix = "" if self.name == "." else f"{self.name}/"
-        return f"{prefix}c/{number}" + "/0" * (len(self.layout.shape) - 1)
-
     def _damaged(self, number: int, chunk: int, what: str) -> DataError:
         first = number * self.layout.shard + chunk * self.layout.chunk
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
@@ -262,6 +238,36 @@ class ArrayReader:
 
 
 _READERS: WeakSet[ArrayReader] = WeakSet()
+
+
+def _open(folder: Path, opener: Opener, path: Callable[[int], str], sharding: Sharding | None, number: int) -> Opened:
+    try:
+        descriptor = _descriptor(opener, path(number))
+    except OSError as error:
+        what = f"{path(number)}: {os.strerror(error.errno or 0)}"
+        raise DataError(what, where=str(folder), hint=_AGAIN) from error
+    try:
+        return take(descriptor, sharding)
+    except Broken as broken:
+        what = f"{path(number)}: {broken.flaw.problem}: {broken.flaw.expected}, found {broken.flaw.got}"
+        raise DataError(what, where=str(folder), hint=_AGAIN) from broken
+
+
+def _descriptor(opener: Opener, path: str) -> int:
+    try:
+        return opener(path)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    # Many arrays under a low `ulimit -n`: none needs its files open, but for speed.
+    for reader in _READERS.copy():
+        reader._file.cache_clear()
+    return opener(path)
+
+
+def _path(name: str, dimensions: int, number: int) -> str:
+    """The file of an array's shard, or chunk, by its number along the first axis."""
+    return f"{'' if name == '.' else f'{name}/'}c/{number}" + "/0" * (dimensions - 1)
 
 
 def open_in(folder: Path, path: str) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -416,3 +417,18 @@ print("read")
     argv = [sys.executable, "-c", code, str(tmp_path), str(repo)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd=repo)
     assert done.stdout == "read\n", done.stderr
+
+
+def test_files_are_closed_with_their_reader(tmp_path: Path):
+    """At once, and not when Python happens to look for cycles: a loop that opens versions keeps none of their files."""
+    write(tmp_path, np.arange(80, dtype=np.int32)[:, None], chunk=1, shard=10)
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            reader = reader_of(tmp_path)
+            assert reader.read(0, 80).sum() == sum(range(80))
+            del reader
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

@@ -1,0 +1,46 @@
+"""What is left of a loader that was closed."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pitools.loader.loader import Loader
+from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.windows import Span, Windows
+from pitools.store.arrays import Arrays
+from tests.loader.conftest import Record
+
+
+def open_files(path: Path) -> int:
+    """How many descriptors of this process are of files below a folder."""
+    targets = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(link.readlink()))
+        except FileNotFoundError:  # of the folder that is listed
+            continue
+    return sum(target.startswith(f"{path}/") for target in targets)
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_no_file_stays_open(record: Record, close: bool):
+    """Twenty loaders that were read from and dropped leave none, before Python looks for cycles."""
+    path = record((30, 40))
+    gc.disable()
+    try:
+        for _ in range(20):
+            arrays = Arrays(path, resident_bytes=0)
+            windows = Windows(arrays.offsets, np.arange(2), {"obs/image": Span(0, 4), "action": Span(0, 8)})
+            batches = Loader(Windowed(arrays, windows), batch_size=8)
+            next(batches)
+            assert open_files(path)
+            if close:
+                batches.close()
+            del arrays, windows, batches
+        assert open_files(path) == 0
+    finally:
+        gc.enable()
