@@ -44,8 +44,7 @@ def _episode(place: Hdf5, file: h5py.File, steps: int, skip: Sequence[str]) -> E
         # compress_len is where a picture ends in its padded row; the picture says so itself.
         if key.rpartition("/")[2] == "compress_len" or skipped(name, skip, key):
             continue
-        pictures = camera and hdf5.holds_pictures(dataset)
-        columns.append((name, hdf5.picture_column(dataset, place) if pictures else hdf5.column(dataset, steps, place)))
+        columns.append((name, hdf5.column_or_pictures(dataset, steps, place, camera=camera)))
     kept = hdf5.attributes(file)
     return describe(place.path.stem, place.path, steps, columns, "action", str(place.path), language=language(kept),
                     attributes=kept)  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,23 @@ import numpy as np
 
 from pitools.core.errors import DataError, PitError
 from pitools.dataset.sources import pictures
-from pitools.dataset.sources.recording import Column, Hdf5, check_row, natural
+from pitools.dataset.sources.recording import Column, Hdf5, check_row, is_own_fault, natural
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """The file, open for reading. Whatever HDF5 says in this block is raised as DataError: only read in it."""
     # Many shared file systems have no locks; where they have, a writer that is still at work is refused.
+    load_filters()
     with reading(path), h5py.File(path, "r", locking="best-effort") as file:
         yield file
+
+
+@lru_cache(maxsize=1)
+def load_filters() -> None:
+    """Let HDF5 have the filters of the package hdf5plugin (Blosc, Zstandard, LZ4, …) where that is installed."""
+    with suppress(ImportError):
+        importlib.import_module("hdf5plugin")
 
 
 @contextmanager
@@ -33,6 +43,8 @@ def reading(path: Path) -> Iterator[None]:
     except PitError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if is_own_fault(error):
+            raise
         text = " ".join(str(error.args[-1] if error.args else error).split())  # the first may be an error's number
         raise DataError(
             f"cannot be read as HDF5: {text}", where=str(path), hint="copy it again from where it was recorded"
@@ -94,15 +106,35 @@ def column(dataset: h5py.Dataset, length: int, file: Hdf5) -> Column:
     row = tuple(int(size) for size in dataset.shape[1:])
     check_row(row, dataset.dtype.name, where)
     _check_written(dataset, where)
+    _check_filters(dataset, where)
     found = msgspec.structs.replace(file, name=dataset.name)
     return Column(dataset=dataset.name, steps=int(dataset.shape[0]), row=row, dtype=dataset.dtype.name, place=found)
 
 
-def holds_pictures(dataset: h5py.Dataset) -> bool:
-    """Whether each step may be a picture file: bytes padded to one length, or of a length of their own."""
+def column_or_pictures(dataset: h5py.Dataset, length: int, file: Hdf5, *, camera: bool = False) -> Column:
+    """What a dataset holds where its rows may be numbers or picture files. Raises DataError, also for pictures of a
+    format that is not read: nothing says of bytes in a version what they were.
+
+    camera: whether rows of bytes are known to be pictures.
+    """
+    if _may_hold_pictures(dataset) and (camera or _kind_of_rows(dataset)):
+        return picture_column(dataset, file)
+    return column(dataset, length, file)
+
+
+def _may_hold_pictures(dataset: h5py.Dataset) -> bool:
+    """Whether each row is bytes, of one length or of a length of its own."""
     if dataset.ndim == 1:
         return bool(h5py.check_vlen_dtype(dataset.dtype) == np.uint8 or dataset.dtype.kind == "S")
     return bool(dataset.ndim == 2 and dataset.dtype == np.uint8)
+
+
+def _kind_of_rows(dataset: h5py.Dataset) -> str:
+    where, last = _inside(dataset), len(dataset) - 1
+    _check_filters(dataset, where)
+    found = pictures.kind_of_rows([bytes(dataset[row]) for row in sorted({0, last // 2, last}) if last >= 0])
+    pictures.check_read(found, where)
+    return found
 
 
 def picture_column(dataset: h5py.Dataset, file: Hdf5) -> Column:
@@ -111,6 +143,7 @@ def picture_column(dataset: h5py.Dataset, file: Hdf5) -> Column:
     row: tuple[int, ...] = (0, 0, 3)
     dtype = "uint8"
     _check_written(dataset, where)
+    _check_filters(dataset, where)
     if len(dataset):  # a column without steps is refused for that
         row, dtype = pictures.describe(bytes(dataset[0]), f"{where}: row 0")
         check_row(row, dtype, where)
@@ -132,6 +165,22 @@ def _check_written(dataset: h5py.Dataset, where: str) -> None:
     if dataset.size and dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
         what = "not all of it was ever written"
         raise DataError(what, where=where, hint="remove the episode, or leave the array out with --skip")
+
+
+def _check_filters(dataset: h5py.Dataset, where: str) -> None:
+    """Raises DataError for data that were compressed by what HDF5 does not have here."""
+    known = dataset.id.get_create_plist()
+    filters = [known.get_filter(number) for number in range(known.get_nfilters())]
+    missing = [f"{name.decode(errors='replace') or 'unnamed'} ({code})" for code, _, _, name in filters
+               if not h5py.h5z.filter_avail(code)]  # fmt: skip
+    if not missing or not dataset.size:
+        return
+    try:
+        dataset[(0,) * dataset.ndim]  # a writer may have left out the filter, chunk by chunk
+    except OSError as error:
+        what = f"it is compressed by a filter that is not installed: {', '.join(missing)}"
+        hint = "pip install hdf5plugin; else set HDF5_PLUGIN_PATH to the folder of the filter"
+        raise DataError(what, where=where, hint=hint) from error
 
 
 def attributes(node: h5py.Group) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class File:
         self._path = path
         self._extents: dict[str, _Extents | None] = {}
         self._gap: memoryview | None = None
+        hdf5.load_filters()
         with hdf5.reading(path):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

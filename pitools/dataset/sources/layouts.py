@@ -14,6 +14,18 @@ EXPECTED = {
     "lerobot": "meta/info.json",
     "zarr": "zarr.json or .zgroup",
 }
+_CONVERT = "unpack it, or convert it to HDF5, a folder of LeRobot v3, or Zarr"
+_SIGNATURES = {
+    b"\x89MCAP0\r\n": "an MCAP log",
+    b"#ROSBAG V": "a ROS 1 bag",
+    b"SQLite format 3\0": "a SQLite file, such as a ROS 2 bag",
+    b"PK\x03\x04": "a ZIP file, such as .npz or a zipped store",
+    b"\x93NUMPY": "a NumPy file",
+    b"PAR1": "one Parquet file of a dataset",
+    b"\x1f\x8b": "a gzip file",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file",
+}
+_LOOKED_AT = 32  # files of a folder
 
 
 def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
@@ -22,6 +34,8 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
     Episodes that are not whole, or not like most, are in `refused`. Raises DataError for what cannot be read, or is not
     of the layout.
     """
+    if path.is_file() and (what := _other_format(path)):
+        raise DataError(f"it is {what}, which is not read", where=str(path), hint=_CONVERT)
     found = detect(path) if layout == "auto" else layout
     if found == "lerobot":
         from pitools.dataset.sources import lerobot
@@ -41,8 +55,6 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
 
 def detect(path: Path) -> str:
     """The layout of a file or folder, by what is in it. Raises DataError when it is none that we know."""
-    if path.suffix == ".zip" and path.is_file():
-        raise DataError("a ZIP file cannot be read from here and there", where=str(path), hint="unpack it")
     if path.is_dir():
         if (path / "meta" / "info.json").is_file():
             return "lerobot"
@@ -61,5 +73,27 @@ def detect(path: Path) -> str:
                 return "aloha"
             names, known = sorted(file), ("robomimic", "aloha")
     hint = "; ".join(f"{layout} has {EXPECTED[layout]}" for layout in known)
+    inside = (path / name for name in names[:_LOOKED_AT]) if path.is_dir() else ()
+    if what := next(filter(None, map(_other_format, inside)), ""):
+        raise DataError(f"it holds {what}, which is not read", where=str(path), hint=f"{_CONVERT}; {hint}")
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     raise DataError(f"unknown layout: it has {shown or 'nothing'}", where=str(path), hint=hint)
+
+
+def _other_format(path: Path) -> str:
+    """What a file is, by its beginning, where it is of a format that is known and not read; else ""."""
+    from crc32c import crc32c
+
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            data = file.read(16)
+    except OSError:
+        return ""  # whoever reads it says why it cannot be read
+    # A TFRecord has no signature: it begins with a length of 8 bytes and their checksum, masked.
+    sum_of_length = crc32c(data[:8])
+    masked = ((sum_of_length >> 15 | sum_of_length << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    if data[8:12] == masked.to_bytes(4, "little"):
+        return "a TFRecord file, such as RLDS has"
+    return next((what for mark, what in _SIGNATURES.items() if data.startswith(mark)), "")

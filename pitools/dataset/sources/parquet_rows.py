@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import pictures
-from pitools.dataset.sources.recording import Column, Parquet
+from pitools.dataset.sources.recording import Column, Parquet, is_own_fault
 
 # Of numbers that are read, and kept, at a time.
 _PART_BYTES = 4 << 20
@@ -30,6 +30,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError) as error:
+        if is_own_fault(error):
+            raise
         text = " ".join(str(error).split())
         raise DataError(f"cannot be read as Parquet: {text}", where=str(path), hint=_AGAIN) from error
 

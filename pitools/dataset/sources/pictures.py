@@ -1,9 +1,10 @@
-"""Frames that are stored as picture files, JPEG or PNG: rows of an ALOHA recording, cells of a LeRobot one."""
+"""Frames that are stored as picture files, JPEG or PNG: rows of an HDF5 recording, cells of a LeRobot one."""
 
 from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,42 @@ from PIL import Image
 from pitools.core.errors import DataError
 
 END_OF_JPEG = b"\xff\xd9"
-_PNG = b"\x89PNG"
+READ = ("JPEG", "PNG")
+# What picture files have at which byte.
+_SIGNATURES = (
+    ("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("JPEG XL", 0, b"\0\0\0\x0cJXL \r\n\x87\n"),
+    ("JPEG 2000", 0, b"\0\0\0\x0cjP  \r\n\x87\n"), ("WebP", 8, b"WEBP"), ("AVIF or HEIF", 4, b"ftyp"),
+    ("GIF", 0, b"GIF8"), ("TIFF", 0, b"II*\0"), ("TIFF", 0, b"MM\0*"),
+)  # fmt: skip
+# A JPEG XL without a container has no more than two bytes to know it by: a short row that begins so is measurements.
+_BARE_JPEG_XL = b"\xff\x0a"
+_SHORTEST_JPEG_XL = 64
 # Whatever colours a JPEG is stored in, it is RGB to who looks at it. A PNG is what it says.
 _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
     "RGB": ((3,), "uint8"), "RGBA": ((4,), "uint8"), "L": ((), "uint8"), "I;16": ((), "uint16"),
 }  # fmt: skip
+
+
+def kind(data: bytes) -> str:
+    """The format of a picture file, by its first bytes; "" for anything else."""
+    otherwise = "JPEG XL" if data.startswith(_BARE_JPEG_XL) else ""
+    return next((name for name, at, mark in _SIGNATURES if data[at : at + len(mark)] == mark), otherwise)
+
+
+def kind_of_rows(rows: Sequence[bytes]) -> str:
+    """The format of the picture files that rows are, judged by some of them; "" where they are numbers. A row of zeros,
+    or one that is damaged, does not make the others numbers."""
+    if found := {kind(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
+        return min(found)
+    bare = rows and all(row.startswith(_BARE_JPEG_XL) and len(row) >= _SHORTEST_JPEG_XL for row in rows)
+    return "JPEG XL" if bare else ""
+
+
+def check_read(found: str, where: str) -> None:
+    """Raises DataError for a format of pictures that is not read."""
+    if found not in (*READ, ""):
+        hint = "write it as JPEG, PNG or raw frames where it was recorded; or leave it out with --skip"
+        raise DataError(f"{found} pictures are not read, only JPEG and PNG", where=where, hint=hint)
 
 
 def describe(data: bytes, where: str) -> tuple[tuple[int, ...], str]:
@@ -56,9 +88,10 @@ def _form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
 
 
 def _open(data: bytes, where: str) -> Any:
-    kind = "PNG" if data.startswith(_PNG) else "JPEG"
+    found = kind(data)
+    check_read(found, where)
     # A decoder fills the rest of a cut JPEG with grey and says nothing; its end marker is what shows the cut.
-    if kind == "PNG":
+    if found == "PNG":
         _check_png(data, where)
         # Pillow cuts 16 bits of a colour down to 8, and blows fewer bits of grey up to them.
         if data[24] != 8 and data[24:26] != b"\x10\0":
@@ -67,11 +100,11 @@ def _open(data: bytes, where: str) -> Any:
     else:
         data = data.rstrip(b"\0")
         if not data.endswith(END_OF_JPEG):
-            raise _damaged(kind, "it has no end marker", where)
+            raise _damaged("JPEG", "it has no end marker", where)
     try:
-        return Image.open(io.BytesIO(data), formats=(kind,))
+        return Image.open(io.BytesIO(data), formats=(found or "JPEG",))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _damaged(kind, error, where) from error
+        raise _damaged(found or "JPEG", error, where) from error
 
 
 def _check_png(data: bytes, where: str) -> None:

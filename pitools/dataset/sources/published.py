@@ -49,8 +49,8 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
 def _lines(store: Arrays) -> list[dict[str, Any]]:
     if _EPISODES not in store.manifest.arrays:
         return [{"name": f"episode_{number}"} for number in range(store.manifest.episodes)]
+    data = store.read(_EPISODES, 0, store.array(_EPISODES).shape[0]).tobytes()
     try:
-        data = store.read(_EPISODES, 0, store.array(_EPISODES).shape[0]).tobytes()
         return [dict(json.loads(line)) for line in data.splitlines()]
     except (ValueError, TypeError) as error:
         raise DataError(f"{_EPISODES} is not readable: {error}", where=str(store.path), hint=_HINT) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,6 +201,14 @@ def check_row(row: tuple[int, ...], dtype: str, where: str) -> None:
     if not 0 < row_bytes <= MAX_ROW_BYTES:
         what = f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored"
         raise DataError(what, where=where, hint="leave it out with --skip")
+
+
+def is_own_fault(error: Exception) -> bool:
+    """Whether our own code raised this TypeError or KeyError, and not the library that reads a recording: then it is a
+    mistake of ours, and says nothing of the data."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = str(frames[-1].f_globals.get("__name__")).startswith("pitools.")
+    return ours and isinstance(error, TypeError | KeyError)
 
 
 def refusal(name: str, path: Path, error: PitError) -> Refused:

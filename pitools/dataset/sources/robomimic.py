@@ -61,7 +61,7 @@ def _demo(file: Hdf5, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_n
         name = SINGULAR.get(key, key)
         # next_obs is obs, one step later; storing it would double the dataset.
         if (keep_next_obs or head != "next_obs") and not skipped(name, skip, key):
-            columns.append((name, hdf5.column(dataset, steps, file)))
+            columns.append((name, hdf5.column_or_pictures(dataset, steps, file)))
     kept = hdf5.attributes(demo)
     claimed = kept.pop("num_samples", steps)
     if claimed != steps:

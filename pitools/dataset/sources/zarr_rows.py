@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, PitError
-from pitools.dataset.sources.recording import Column, ZarrArray
+from pitools.dataset.sources import pictures
+from pitools.dataset.sources.recording import Column, ZarrArray, is_own_fault
 from pitools.store import zarr as metadata
 from pitools.store.array import Absent, ArrayReader
 from pitools.store.arrays import Arrays
@@ -35,6 +37,8 @@ def reading(path: Path, name: str) -> Iterator[None]:
     except PitError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        if is_own_fault(error):
+            raise
         text = " ".join(str(error).split())
         raise DataError(f"{name}: cannot be read as Zarr: {text}", where=str(path), hint=_AGAIN) from error
 
@@ -102,6 +106,29 @@ class Store:
         if name not in self._plain:
             self._plain[name] = zarr.open_array(self._path / name, mode="r")
         return self._plain[name]
+
+
+def check_readable(path: Path, array: metadata.Array) -> None:
+    """Raises DataError for an array whose codec is not installed, and for one whose rows are picture files: they would
+    be stored as bytes, and nothing would say of what."""
+    import zarr
+
+    where = f"{path}: {array.path}"
+    try:
+        opened: Any = zarr.open_array(path / array.path, mode="r")
+    except (OSError, ValueError, KeyError) as error:  # its metadata are whole: they were parsed before
+        what = f"zarr-python cannot open it: {' '.join(str(error).split())}"
+        codecs = ", ".join(array.codecs.names)
+        hint = f"install the package that has its codecs ({codecs}); or leave it out with --skip"
+        raise DataError(what, where=where, hint=hint) from error
+    if array.dtype != "uint8" or len(array.shape) != 2 or not array.shape[0]:
+        return
+    last, found = array.shape[0] - 1, ""
+    with contextlib.suppress(DataError), reading(path, array.path):  # damage refuses its episode, when that is read
+        found = pictures.kind_of_rows([bytes(opened[row]) for row in sorted({0, last // 2, last})])
+    if found:
+        what = f"its rows are {found} files, which are not read from Zarr"
+        raise DataError(what, where=where, hint="write frames; or leave it out with --skip")
 
 
 def read_all(path: Path, name: str) -> NDArray[Any]:

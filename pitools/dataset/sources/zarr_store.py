@@ -150,6 +150,7 @@ def _columns(found: dict[str, Array], steps: int, ends: str, skip: Sequence[str]
             what = f"its shape is {array.shape}, where {ends} says there are {steps} steps"
             raise DataError(what, where=where, hint=_HINT)
         check_row(array.shape[1:], array.dtype, where)
+        zarr_rows.check_readable(path, array)
         columns[name] = array
     return columns
 
