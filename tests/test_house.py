@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 BIN = Path(sys.executable).parent
 
@@ -66,3 +68,17 @@ def test_what_is_typed_most_imports_nothing_heavy(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["pinned", "lowest"])
+def test_locks_hold_what_setup_asks_for(repo: Path, name: str) -> None:
+    """Each requirement of setup.cfg has a version in scripts/locks that it allows: scripts/lock renews them."""
+    setup = configparser.ConfigParser()
+    setup.read(repo / "setup.cfg")
+    asked = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    wanted = [Requirement(line) for text in asked for line in text.splitlines() if line]
+    lines = (repo / "scripts" / "locks" / f"{name}.txt").read_text().splitlines()
+    locked = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    here = [one for one in locked if not one.marker or one.marker.evaluate()]
+    versions = {one.name: next(iter(one.specifier)).version for one in here}
+    assert [str(one) for one in wanted if one.name not in versions or versions[one.name] not in one.specifier] == []
