@@ -20,11 +20,11 @@ from pathlib import Path
 from bench import compare, in_turn, judge, report
 from stage_sets import arguments, execute, make, say, workspace
 
-from pitools.dataset.catalog import tags
 from pitools.dataset.catalog.gc import gc as collect
-from pitools.dataset.catalog.retired import Retired, published
-from pitools.store import catalog
+from pitools.store import catalog, tags
 from pitools.store.manifest import FILE_NAME
+from pitools.store.retired import Retired
+from pitools.store.versions import published
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".venv-peers"

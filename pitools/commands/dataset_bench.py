@@ -33,8 +33,8 @@ def bench(
         from pitools.loader.bench import bench as run
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
-    from pitools.dataset.resolve import resolve
     from pitools.dataset.sources.functions import find
+    from pitools.store.resolve import resolve
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]
     function = find(transform) if transform else None

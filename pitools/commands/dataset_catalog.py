@@ -44,7 +44,7 @@ def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, 
       pit dataset list datasets --where 'tag=prod'
     """
     from pitools.dataset.catalog import index, search
-    from pitools.dataset.resolve import check_root
+    from pitools.store.resolve import check_root
 
     known, damaged = index.load(root, rebuild=rebuild_index)
     if not damaged and not any(home.rows for home in known.homes.values()):
@@ -74,7 +74,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
       pit dataset show datasets/reach@prod --episode 3 --png episode3.png
     """
     from pitools.dataset import catalog
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     if png and episode is None:
         raise UsageError("--png draws one episode", where="--png", hint="--episode N --png FILE")
@@ -104,7 +104,7 @@ def diff(first: str, second: str, form: str) -> int:
 
     Arrays, episodes (by the recording they came from), tasks, statistics, provenance, and how many files they share.
     """
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     try:
         from pitools.dataset.catalog import diff as comparing
@@ -130,9 +130,8 @@ def _episodes(path: Path, number: int | None) -> Iterator[Episode]:
 
 def _say(path: Path, version: object, parent: str) -> None:
     """On stderr, what is known of the version as a whole."""
-    from pitools.dataset.catalog import retired, tags
     from pitools.dataset.catalog.versions import Version
-    from pitools.store import catalog
+    from pitools.store import catalog, retired, tags
 
     assert isinstance(version, Version)
     whole = path.resolve()

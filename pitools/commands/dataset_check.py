@@ -50,7 +50,7 @@ def check(
         from pitools.dataset.check import bounds
         from pitools.dataset.check.finding import Summary
         from pitools.dataset.check.quarantine import quarantine as keep
-        from pitools.dataset.resolve import resolve
+        from pitools.store.resolve import resolve
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 

@@ -57,8 +57,9 @@ def ingest(
     interrupt they go on where it stopped.
     """
     try:
-        from pitools.dataset.appending import discarded, to_append
+        from pitools.dataset.appending import to_append
         from pitools.dataset.ingest import ingest as run
+        from pitools.store.resolve import discarded
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 

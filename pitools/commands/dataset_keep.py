@@ -42,8 +42,8 @@ def tag(
       pit dataset tag datasets/reach prod 1f3a9c --expect 77ab02
       pit dataset tag datasets/reach prod --history
     """
-    from pitools.dataset.catalog import tags
-    from pitools.dataset.resolve import resolve, split
+    from pitools.store import tags
+    from pitools.store.resolve import resolve, split
 
     root, name = split(dataset)
     if sum((bool(version), remove, history)) > 1 or (remove and not tag):
@@ -82,7 +82,7 @@ def retire(datasets: tuple[str, ...], why: str, grace: str, undo: bool, form: st
     DATASET is ROOT/NAME/VERSION, or its first 6 digits. A version that a tag names is refused.
     """
     from pitools.dataset.catalog import retire as retiring
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     grace_s = _grace(grace)
     with Output(form, RETIRED) as out:
@@ -115,7 +115,7 @@ def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name:
     """
     from pitools.dataset.catalog.gc import gc as collect
     from pitools.dataset.catalog.runs import of_site
-    from pitools.dataset.resolve import check_root
+    from pitools.store.resolve import check_root
 
     grace_s = _grace(grace)
     check_root(root)
@@ -144,7 +144,7 @@ def rebuild(dataset: str, folders: tuple[Path, ...], to_publish: bool, form: str
     \b
       pit dataset rebuild datasets/reach@prod --from /archive/recordings
     """
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     try:
         from pitools.dataset.catalog.rebuild import rebuild as make
@@ -162,7 +162,7 @@ def rebuild(dataset: str, folders: tuple[Path, ...], to_publish: bool, form: str
 
 def _version(home: str, text: str) -> str:
     """The version that a tag is expected to name, which need not be there any more."""
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     if text == "none":
         return ""
@@ -173,7 +173,7 @@ def _version(home: str, text: str) -> str:
 
 def _known(text: str) -> Path:
     """The folder of a version that may be gone."""
-    from pitools.dataset.resolve import resolve
+    from pitools.store.resolve import resolve
 
     path = Path(text)
     return path if len(path.name) == 32 else resolve(text, newest=False)

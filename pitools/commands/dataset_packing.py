@@ -35,10 +35,10 @@ def plan_packing(
     \b
       pit dataset plan-packing /data/pick --length 512 --length 1024 --split train
     """
-    from pitools.dataset.resolve import resolve
     from pitools.loader.sampling.packing import report
     from pitools.loader.sampling.select import Filters, select
     from pitools.store.arrays import Arrays
+    from pitools.store.resolve import resolve
 
     arrays = Arrays(resolve(dataset))
     episodes = select(arrays, Filters(splits=splits, tasks=tasks))

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from pitools.run.folder import Run
     from pitools.site.model import Site
 
+DATA_HELP = "Fill in a dataset of the request: its folder, ROOT/NAME for the newest version, or ROOT/NAME@TAG."
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
 
 @click.command()
 @request_argument
 @site_option
-@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @format_option
 def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
@@ -36,7 +37,7 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
 @click.command()
 @request_argument
 @site_option
-@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @click.option("--wait", is_flag=True, help="Return when the run has ended; exit 1 unless it finished.")
 @format_option
@@ -82,7 +83,18 @@ def _plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) ->
     wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
     if nodes:
         wanted = replace(wanted, nodes=nodes)
-    return plan.make(wanted, site, str(path), request_text=path.read_text())
+    made = plan.make(wanted, site, str(path), request_text=path.read_text())
+    warn_of_discarded(made)
+    return made
+
+
+def warn_of_discarded(plan: Plan) -> None:
+    """Say which datasets of a plan nobody is to begin with any more: their versions were named outright."""
+    from pitools.store.resolve import caution
+
+    for data in plan.data:
+        if text := caution(Path(data.source)):
+            click.echo(f"pit: note: dataset {data.name}: {text}", err=True)
 
 
 def _plan_from_stdin() -> Plan:

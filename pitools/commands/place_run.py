@@ -193,15 +193,19 @@ def _paths(requests: tuple[str, ...]) -> list[Path]:
 
 def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], str]:
     """A request that at least one of the sites could take, and those sites. Raises what is wrong with all of them."""
+    from pitools.commands.launch_run import warn_of_discarded
     from pitools.core.errors import ConfigError, PitError
     from pitools.launch import plan
     from pitools.launch import request as requests
 
     wanted = requests.with_data(requests.load(path), {})
-    able, refusals = [], []
+    able: list[str] = []
+    refusals = []
     for site in sites:
         try:
-            plan.make(wanted, site, str(path))
+            made = plan.make(wanted, site, str(path))
+            if not able:
+                warn_of_discarded(made)
             able.append(site.name)
         except PitError as error:
             refusals.append(f"{site.name}: {error.what}")

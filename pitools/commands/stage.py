@@ -63,8 +63,8 @@ def plan(
 ) -> int:  # fmt: skip
     """What `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
 
-    SOURCE is <root>/<name>/<version>, or <root>/<name> where there is one version, or any Zarr store; s3://, gs://
-    and az:// of these.
+    SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
+    <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store.
 
     \b
       set -o pipefail; pit-stage plan /data/pick --to /nvme/pit | pit-stage run -
@@ -121,8 +121,9 @@ def run(
 ) -> int:  # fmt: skip
     """Copy dataset versions to ROOT/objects/<version>, verified; safe to repeat.
 
-    SOURCE is <root>/<name>/<version>, or <root>/<name> where there is one version, or any Zarr store; s3://, gs://
-    and az:// of these; or - for `plan`'s records. Several are staged in turn, up to the first that cannot be. An
+    SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
+    <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store; or - for `plan`'s records.
+    Several are staged in turn, up to the first that cannot be. An
     interrupted copy goes on where it stopped when the same command is run again.
 
     \b

@@ -8,10 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.dataset.catalog import retired
 from pitools.dataset.check.finding import Finding
-from pitools.dataset.resolve import resolve
 from pitools.store import catalog
+from pitools.store.resolve import discarded, resolve
 
 HELD_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
 # What is behind it most often, by what drifts.
@@ -35,24 +34,6 @@ def to_append(text: str) -> Path:
     if why := discarded(path):
         raise UsageError(f"it is {why}", where=str(path), hint="append to another version, or take that back")
     return path
-
-
-def discarded(path: Path) -> str:
-    """Why the version in folder `path` is not to be used, "" when nothing is said against all of it.
-
-    Raises DataError for a record that cannot be read.
-    """
-    whole = path.resolve()
-    record = retired.of(whole.parent.parent, whole.parent.name, whole.name, whole)
-    if record:
-        why = f": {record.why}" if record.why else ""
-        return f"retired since {record.when}{why} (`pit dataset retire --undo {path}`)"
-    known = catalog.quarantine(path)
-    if known and known.whole:
-        return (
-            f"in quarantine: {next(iter(known.reasons), 'no reason is given')} (`pit dataset check {path} --release`)"
-        )
-    return ""
 
 
 @contextmanager

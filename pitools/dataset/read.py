@@ -16,6 +16,7 @@ from pitools.dataset import catalog
 from pitools.dataset.sources.recording import RESERVED
 from pitools.store.arrays import Arrays
 from pitools.store.manifest import ArraySchema
+from pitools.store.resolve import find
 
 RESIDENT_BYTES = 256 << 20
 
@@ -86,9 +87,13 @@ class Dataset:
             raise IndexError(f"steps {first} to {last} of {name}, which has {steps}")
 
 
-def open_dataset(path: Path) -> Dataset:
-    """Open the folder of one version. Raises DataError when it is not one, or a file is missing or has another size."""
-    return Dataset(path)
+def open_dataset(where: Path | str) -> Dataset:
+    """Open one version: its folder, `ROOT/NAME`, `ROOT/NAME@TAG`, or the first digits of it.
+
+    Raises UsageError for a tag or digits that fit none, DataError for what is no dataset, and when a file is missing or
+    has another size.
+    """
+    return Dataset(find(where) or Path(where))
 
 
 def _runs(ordered: NDArray[np.int64]) -> Iterator[slice]:

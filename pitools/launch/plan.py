@@ -17,6 +17,7 @@ from pitools.site.model import Partition, Site
 from pitools.site.template import Dataset, fill, render
 from pitools.stage.source import find_folder
 from pitools.store import manifest
+from pitools.store.resolve import is_there
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +162,7 @@ def _fits_gpu(request: Request, partition: Partition, name: str, where: str) -> 
 
 def _staged(name: str, source: str, site: Site) -> Staged:
     path = Path(source)
-    if not path.exists() and site.paths.data and not path.is_absolute():
+    if not is_there(path) and site.paths.data and not path.is_absolute():
         path = Path(fill(site.paths.data)) / source
     folder = find_folder(path)
     held, raw = manifest.load(folder)

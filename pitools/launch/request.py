@@ -11,6 +11,7 @@ import msgspec
 from pitools.core import toml, units
 from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.site import dialect
+from pitools.store.resolve import is_there
 
 Framework = Literal["jax", "torch", "none"]
 Topology = Literal["none", "exclude", "nodelist", "reservation"]
@@ -56,15 +57,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One training job, for any site.
 
     entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
-    rank; exactly one of the two. data: name → folder of a dataset, or its place below the site's `paths.data`; ranks
-    read it at `PIT_DATA_<NAME>`. time: a minute or more, as `sbatch --time`, or `2h`. tier: looked up in the site's
-    tiers. partition, account, tier: "" is the site's. gpu: the types that will do, divided by commas, as site files
-    name them; gpu_memory_gib: what each needs at least. segment: nodes that must share a block, where the site's
-    topology has blocks; 0 leaves it to Slurm. topology: how Slurm is kept to the best free nodes, "none" to leave
-    the choice to it. signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" is the
-    framework's own, "none" for none. workdir: where ranks run, relative to the request file. snapshot: whether they
-    run in a copy of it as it was at submission, which is kept with the run. memory: of each node, as `sbatch
-    --mem`. retry, watch: see there.
+    rank; exactly one of the two. data: name → a dataset as `pitools.store.resolve` says (its folder, ROOT/NAME,
+    ROOT/NAME@TAG or six digits of a version), here or below the site's `paths.data`; ranks read it at
+    `PIT_DATA_<NAME>`. time: a minute or more, as `sbatch --time`, or `2h`. tier: looked up in the site's tiers.
+    partition, account, tier: "" is the site's. gpu: the types that will do, divided by commas, as site files name them;
+    gpu_memory_gib: what each needs at least. segment: nodes that must share a block, where the site's topology has
+    blocks; 0 leaves it to Slurm. topology: how Slurm is kept to the best free nodes, "none" to leave the choice to it.
+    signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" is the framework's own, "none" for
+    none. workdir: where ranks run, relative to the request file. snapshot: whether they run in a copy of it as it was
+    at submission, which is kept with the run. memory: of each node, as `sbatch --mem`. retry, watch: see there.
     """
 
     name: str
@@ -107,8 +108,8 @@ def load(path: Path) -> Request:
 
 
 def _here(source: str, folder: Path) -> str:
-    """A dataset's folder if there is one of this name in `folder`; else the name, which the site may know."""
-    return str((folder / source).resolve()) if source and (folder / source).exists() else source
+    """Return a dataset's path if there is one of this name in `folder`, else the name, which the site may know."""
+    return str((folder / source).resolve()) if source and is_there(folder / source) else source
 
 
 def check(request: Request, where: str) -> None:

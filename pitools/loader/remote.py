@@ -15,7 +15,7 @@ from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.fetching.client import Remote
 from pitools.stage.cache.space import Limits
-from pitools.stage.source import is_url
+from pitools.stage.source import find_folder, is_url
 from pitools.store import zarr
 from pitools.store.array import Check
 from pitools.store.arrays import RESIDENT_BYTES, Arrays
@@ -28,16 +28,18 @@ def open_arrays(
     where: str | Path, *, cache: Path | None = None, check: Check = "first", resident_bytes: int = RESIDENT_BYTES,
     limits: Limits | None = None,
 ) -> Arrays:  # fmt: skip
-    """A version's arrays. where: its folder, or its URL (that of a dataset of one version too), such as s3://….
+    """A version's arrays. where: as `pitools.store.resolve` says, such as `ROOT/NAME@TAG`, or a URL (that of a dataset
+    of one version too), such as s3://….
 
     Of a URL, metadata and small arrays are brought to `cache`, a staging root of this node, now, and a shard of a large
     array when it is first read, by whichever loader of the node; the second time, it is read from there. Once all
     of it is there, it is a staged version. limits: of that root; those of PIT_STAGE_QUOTA and PIT_STAGE_MIN_FREE.
 
-    Raises DataError when it is no version, and of a URL UsageError, NoSpace, TryLater, Unreachable, ClusterError.
+    Raises UsageError for a name that fits none, DataError when it is no version, and of a URL NoSpace, TryLater,
+    Unreachable, ClusterError.
     """
     if not is_url(where):
-        return Arrays(Path(where), check=check, resident_bytes=resident_bytes)
+        return Arrays(find_folder(Path(where)), check=check, resident_bytes=resident_bytes)
     if cache is None:
         hint = "name a folder of this node's own disk: open_arrays(url, cache=Path(…))"
         raise UsageError("an object store is read through a cache", where="cache", hint=hint)

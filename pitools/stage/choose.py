@@ -17,6 +17,7 @@ from pitools.stage.local import LocalSource, reading
 from pitools.stage.source import Dataset, Source, find, is_store, is_url, load
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, Manifest
+from pitools.store.resolve import caution
 
 if TYPE_CHECKING:
     from pitools.stage.plain.stores import Survey
@@ -67,6 +68,8 @@ def resolve(
     if store := _survey(place):
         return _store(choice, store, note)
     dataset = load(find(place))
+    if isinstance(dataset.source, LocalSource) and (text := caution(dataset.source.folder)):
+        note(text)
     if choice == EVERYTHING:
         return dataset
     from pitools.stage import select

@@ -9,8 +9,10 @@ from typing import Protocol
 import msgspec
 
 from pitools.core.errors import DataError, UsageError, nearest
+from pitools.stage.cache.root import OBJECTS
 from pitools.stage.local import LocalSource, reading
 from pitools.store import manifest as manifests
+from pitools.store import resolve
 from pitools.store.digest import ALGORITHM, RANGED
 from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
 
@@ -73,9 +75,10 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(place: str | Path) -> str | Path:
-    """The version that `place` means: itself, or the only version inside `<root>/<name>`, in an object store too.
+    """Return the version that `place` means, as `pitools.store.resolve` says; in an object store a version, or the only
+    one inside `<root>/<name>`.
 
-    Raises UsageError when it is no folder or holds several versions, DataError when it holds none, else as its source.
+    Raises UsageError when it names none or several, DataError for a folder that holds none, else as its source.
     """
     if is_url(place):
         from pitools.stage.objectstore import remote
@@ -88,21 +91,19 @@ def find_folder(path: Path) -> Path:
     """`find`, of a folder."""
     path = path.absolute()
     with reading(path):
+        # A staging root's objects are of many datasets: the newest of them is not what is meant.
+        if path.name == OBJECTS and len(inside := versions(path)) > 1 and not os.path.lexists(path / FILE_NAME):
+            names = ", ".join(folder.name for folder in inside)
+            raise UsageError(f"there are {len(inside)} versions: {names}", where=str(path), hint="name one of them")
+        if found := resolve.find(path):
+            return found
         if path.is_file():
             packed = path.suffix in _PACKED
             hint = "unpack it first" if packed else f"first: pit dataset ingest {path.name} --to DIR --name NAME"
             raise UsageError("a file, not a dataset", where=str(path), hint=hint)
         if not path.is_dir():
             raise UsageError("no such folder", where=str(path), hint=_what_is_there(path))
-        if os.path.lexists(path / FILE_NAME):
-            return path
-        inside = versions(path)
-        if not inside:
-            raise DataError("not a dataset: it has no manifest.json", where=str(path), hint=_what_is_inside(path))
-    if len(inside) > 1:
-        names = ", ".join(folder.name for folder in inside)
-        raise UsageError(f"there are {len(inside)} versions: {names}", where=str(path), hint="name one of them")
-    return inside[0]
+        raise DataError("not a dataset: it has no manifest.json", where=str(path), hint=_what_is_inside(path))
 
 
 def _what_is_there(path: Path) -> str:

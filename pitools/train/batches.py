@@ -14,6 +14,7 @@ from pitools.loader.sampling.samples import Buffers, Drawn, Field, Windowed
 from pitools.loader.sampling.select import Filters, select
 from pitools.loader.sampling.windows import Span, Windows
 from pitools.store.arrays import Arrays
+from pitools.store.resolve import find
 
 BLOCK = 1 << 16  # rows read at once for the statistics
 STEP = Span(0, 1)
@@ -41,9 +42,12 @@ class Demonstrations:
 
     planned = 0
 
-    def __init__(self, path: Path, *, seed: int = 0) -> None:
-        """seed: of the order. Raises DataError for a dataset with nothing to see or to do, ConfigError."""
-        arrays = Arrays(path)
+    def __init__(self, path: Path | str, *, seed: int = 0) -> None:
+        """path: a version, as `pitools.store.resolve` says. seed: of the order.
+
+        Raises UsageError, ConfigError, and DataError for a dataset with nothing to see or to do.
+        """
+        arrays = Arrays(find(path) or Path(path))
         schemas = arrays.manifest.arrays
         observed = {name: schema for name, schema in sorted(schemas.items()) if name.startswith("obs/")}
         self.cameras = [name for name, s in observed.items() if s.dtype == "uint8" and len(s.shape) == 4]

@@ -18,6 +18,7 @@ from pitools.dataset.write import compose
 from pitools.store import catalog
 from pitools.store.catalog import Quarantine
 from pitools.store.publish import TEMPORARY
+from pitools.store.resolve import discarded
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_damaged_metadata_of_the_parent(first, robomimic, tmp_path, name, old, n
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(DataError, match=r"zarr\.json is damaged"):
         ingest([robomimic(9, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert not appending.discarded(first)
+    assert not discarded(first)
 
 
 def test_a_quarantine_that_cannot_be_read(first, robomimic, tmp_path, monkeypatch) -> None:

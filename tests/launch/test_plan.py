@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import msgspec
 import pytest
 
 from pitools.core.errors import ConfigError, DataError
+from pitools.dataset.catalog.retire import retire
 from pitools.launch import plan as planning
+from pitools.launch.request import Request, with_data
 from pitools.site import load
-from pitools.store import manifest
+from pitools.store import manifest, tags
+from pitools.store.manifest import Manifest, encode, version
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -90,3 +94,26 @@ def test_hostile_values_stay_values(make_plan: MakePlan) -> None:
     assert """export A='$(touch /tmp/owned); `id` '"'"'x'"'"' "y"'""" in text
     assert "#SBATCH --constraint='a&b'" in text
     assert """export PIT_RUN_DIR='/r/it'"'"'s'""" in text
+
+
+def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--data demo=data/bridge@good` is the version that the tag names now, from here and below `paths.data`."""
+    home = tmp_path / "data/bridge"
+    manifest = Manifest(name="bridge", episodes=1, steps=1, arrays={}, files=())
+    data = [encode(msgspec.structs.replace(manifest, episodes=number)) for number in (1, 2)]
+    for text in data:
+        (home / version(text)).mkdir(parents=True)
+        (home / version(text) / "manifest.json").write_bytes(text)
+    old, new = map(version, data)
+    os.utime(home / old / "manifest.json", (1, 1))
+    tags.move(home.parent, "bridge", "good", old)
+    site = load.load("alpha")
+    site = msgspec.structs.replace(site, paths=msgspec.structs.replace(site.paths, data=str(tmp_path / "data")))
+    monkeypatch.chdir(tmp_path)
+    for text, meant in (("data/bridge@good", old), ("data/bridge", new), (f"data/bridge/{old[:6]}", old),
+                        ("bridge@good", old), ("bridge", new), (f"bridge/{new[:6]}", new)):  # fmt: skip
+        asked = Request(name="t", command="true", time="5m", workdir=str(tmp_path), data={"demo": ""})
+        made = planning.make(with_data(asked, {"demo": text}), site, "test")
+        assert (made.data[0].version, made.data[0].source) == (meant, str(home / meant)), text
+    retire(home / new)
+    assert planning.make(with_data(asked, {"demo": "bridge"}), site, "test").data[0].version == old

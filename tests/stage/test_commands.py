@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pitools.dataset.catalog.retire import retire
+from pitools.store import tags
+
 SCHEMAS = {
     "pit.stage/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node"
     " linked_bytes resumed_bytes peer_bytes",
@@ -50,6 +53,20 @@ def test_run_stages_several_and_writes_the_receipt(small: Path, make_dataset, tm
     assert (code, err) == (0, "")
     assert [(r["dataset"], r["state"]) for r in records(out)] == [("pick", "staged"), ("other", "staged")]
     assert receipt.read_text() == out
+
+
+def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pit_stage):
+    """What `pit dataset` accepts, `pit-stage` does; a retired version is staged when it is named, and that is said."""
+    old, new = make_dataset({"a": b"1"}), make_dataset({"a": b"2"})
+    tags.move(old.parent.parent, old.parent.name, "good", old.name)
+    retire(new, why="blurred")
+    for text, version, said in ((f"{old.parent}@good", old, False), (old.parent, old, False), (new, new, True)):
+        for command in ("plan", "run"):
+            code, out, err = pit_stage(command, text, "--to", tmp_path / "pit")
+            assert (code, records(out)[0]["version"]) == (0, version.name)
+            assert ("blurred" in err) == said
+    code, out, _ = pit_stage("check", f"{old.parent}@good")
+    assert (code, records(out)[-1]["datasets"]) == (0, 1)
 
 
 def test_no_receipt_of_what_was_not_staged(small: Path, make_dataset, tmp_path: Path, pit_stage):

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
+from pitools.dataset.catalog.retire import retire
 from pitools.stage import source
 from pitools.stage.local import LocalReader
-from pitools.store import manifest
+from pitools.store import manifest, tags
 
 
 def test_a_version_folder_means_itself(small: Path):
@@ -26,9 +27,27 @@ def test_a_name_with_one_version_means_that_version(small: Path):
     assert source.find(small.parent) == small
 
 
-def test_a_name_with_several_versions_is_refused_naming_them(make_dataset):
-    """The user is told what to choose from."""
-    versions = [make_dataset({"a": b"1"}), make_dataset({"a": b"2"})]
+def test_a_version_is_named_as_in_every_command(make_dataset):
+    """The newest of a name, what a tag names, and the first digits; a retired one only by its folder."""
+    old, new = make_dataset({"a": b"1"}), make_dataset({"a": b"2"})
+    home = new.parent
+    os.utime(old / "manifest.json", (1, 1))
+    tags.move(home.parent, home.name, "good", old.name)
+    assert source.find(home) == new
+    assert source.find(f"{home}@good") == old
+    assert source.find(home / new.name[:6]) == new
+    (home / "latest").symlink_to(new.name)
+    retire(new)
+    assert source.find(home) == old
+    assert source.find(new) == new
+    for wrong in (f"{home}@best", f"{home}/{'0' * 6}", f"{home.parent}/plick@good"):
+        with pytest.raises(UsageError):
+            source.find(wrong)
+
+
+def test_a_staging_roots_objects_are_no_dataset(make_dataset):
+    """The newest of sets of many datasets is not guessed: the user is told what to choose from."""
+    versions = [make_dataset({"a": b"1"}, "objects"), make_dataset({"a": b"2"}, "objects")]
     with pytest.raises(UsageError) as error:
         source.find(versions[0].parent)
     assert all(folder.name in error.value.what for folder in versions)

@@ -23,9 +23,9 @@ from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError
 from pitools.core.files import os_error
 from pitools.core.record import Record
-from pitools.dataset.catalog import retired, unfinished
+from pitools.dataset.catalog import unfinished
 from pitools.dataset.catalog.marks import Key, Marks
-from pitools.store import catalog
+from pitools.store import catalog, retired
 from pitools.store.manifest import FILE_NAME
 
 GRACE_S = 7 * 86400

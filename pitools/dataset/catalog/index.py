@@ -16,7 +16,7 @@ import msgspec
 
 from pitools.core.errors import PitError
 from pitools.core.files import plain_file, write_atomic
-from pitools.dataset.catalog.versions import is_name
+from pitools.store.versions import is_name
 
 FORM = 2  # of the file
 _SUM_BYTES = 4

@@ -12,8 +12,7 @@ import msgspec
 
 from pitools.core.errors import UsageError
 from pitools.core.files import plain_file
-from pitools.dataset.catalog import tags
-from pitools.store import catalog
+from pitools.store import catalog, tags
 from pitools.store.manifest import FILE_NAME
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from pitools.core import clock
 from pitools.core.errors import TryLater, UsageError
 from pitools.core.files import os_error
-from pitools.dataset.catalog import retired, tags
-from pitools.dataset.catalog.retired import Retired
-from pitools.dataset.catalog.versions import published
-from pitools.store import catalog
+from pitools.store import catalog, retired, tags
 from pitools.store.manifest import FILE_NAME
+from pitools.store.retired import Retired
+from pitools.store.versions import published
 
 
 def retire(path: Path, *, why: str = "", grace_s: int = 0, present: datetime | None = None) -> Retired:

@@ -11,10 +11,9 @@ from pathlib import Path
 from pitools.core.errors import ClusterError, PitError
 from pitools.core.files import os_error
 from pitools.core.progress import bar
-from pitools.dataset.catalog import retired, tags
 from pitools.dataset.catalog.index import Home, Row
 from pitools.dataset.catalog.versions import source_bytes
-from pitools.store import catalog
+from pitools.store import catalog, retired, tags
 from pitools.store import manifest as manifests
 
 # Two changes within one tick of the file system's clock look like one: so young a folder is read again.

@@ -1,21 +1,15 @@
-"""The versions in a root, and what one holds: by their manifests alone."""
+"""What a version holds: by its manifest alone."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
-from pitools.core import clock
 from pitools.core.errors import DataError, UsageError
 from pitools.core.record import Record
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest, Statistics
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+from pitools.store.versions import is_name, published
 
 
 class Version(Record, frozen=True, kw_only=True, tag="pit.dataset/1"):
@@ -64,31 +58,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def is_name(name: str) -> bool:
-    """Whether a dataset can be called so."""
-    return _NAME.fullmatch(name) is not None
-
-
-def versions(root: Path, name: str | None = None) -> Iterator[Path]:
-    """Folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
-
-    What cannot be read, or goes meanwhile, is passed over.
-    """
-    found = []
-    for home in _names(root) if name is None else [name]:
-        for folder in _names(root / home) if is_name(home) else ():
-            with contextlib.suppress(OSError):
-                found.append((home, (root / home / folder / manifests.FILE_NAME).stat().st_mtime_ns, folder))
-    yield from (root / home / folder for home, _, folder in sorted(found))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [name for name in os.listdir(folder) if not name.startswith(".")]
-    except OSError:
-        return []
-
-
 def describe(path: Path, *, new: bool = False) -> tuple[Version, Manifest]:
     """A version's record, and its manifest. Raises DataError when the folder is not a dataset."""
     manifest, data = manifests.load(path)
@@ -109,11 +78,6 @@ def describe(path: Path, *, new: bool = False) -> tuple[Version, Manifest]:
 def source_bytes(manifest: Manifest) -> int:
     """Of the recordings that a version came from, as far as its manifest says."""
     return sum(size for source in manifest.source if isinstance(size := source.get("bytes"), int))
-
-
-def published(mtime_ns: int) -> str:
-    """When a version came to be here, from its manifest's time of last write."""
-    return clock.text(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
 
 
 def arrays(manifest: Manifest) -> Iterator[Array]:

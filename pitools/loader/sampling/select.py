@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, DataError, UsageError, nearest
 from pitools.stage.cache import records
 from pitools.stage.cache.root import OBJECTS
-from pitools.store import catalog
+from pitools.store import catalog, retired
 from pitools.store.arrays import Arrays
 
 Indices = NDArray[np.int64]
@@ -65,14 +66,18 @@ def select(arrays: Arrays, filters: Filters = Filters(), *, home: Path | None = 
     """Numbers of the episodes that pass all filters, ascending. home: the version's folder in its root, whose
     quarantine counts, where `arrays` is a copy of it elsewhere; of a staged set, where it was staged from.
 
-    Raises ConfigError where none is left, naming the filter; UsageError for a split or pattern that is none; DataError.
+    Warns of a version that is retired. Raises ConfigError where none is left, naming the filter; UsageError for a split
+    or pattern that is none; DataError.
     """
+    home = home or _home(arrays.path)
+    if why := retired.reason(home):
+        warnings.warn(f"{home} is {why}", stacklevel=2)
     left = np.arange(len(arrays.offsets) - 1)
     told: list[Told] = []
     if filters.tasks or filters.names or filters.success is not None:
         told = episodes(arrays)
     trail = [f"{len(left)} episodes"]
-    for what, keep in _steps(arrays, filters, told, home or _home(arrays.path)):
+    for what, keep in _steps(arrays, filters, told, home):
         before, left = left, left[keep(left)]
         trail.append(f"{len(left)} {what}")
         if not len(left):

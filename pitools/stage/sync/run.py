@@ -149,7 +149,8 @@ class Sync:
         def size(version: Version) -> int:
             return load(version.place).manifest.total_bytes
 
-        return within_cap(rule, newest(rule), size, partial(self._fail, rule.name))
+        failed = partial(self._fail, rule.name)
+        return within_cap(rule, newest(rule, failed), size, failed)
 
     def _keep(self, rule: Rule, version: Version, brought: dict[str, str], wanted: set[str]) -> None:
         dataset = load(version.place)

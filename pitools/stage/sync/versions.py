@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import units
-from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.core.errors import ConfigError, DataError, PitError, nearest
 from pitools.stage.local import read_error
 from pitools.stage.source import is_url, versions
 from pitools.stage.sync.policy import Rule
 from pitools.store.manifest import FILE_NAME
+from pitools.store.resolve import discarded
 
 
 class Version(NamedTuple):
@@ -29,9 +30,11 @@ class Version(NamedTuple):
         return str(self.place).rpartition("/")[2]
 
 
-def newest(rule: Rule) -> list[Version]:
-    """The versions that a rule's pattern and count choose, the newest first.
+def newest(rule: Rule, failed: Callable[[PitError], None]) -> list[Version]:
+    """Return the versions that a rule's pattern and count choose, the newest first; none that is retired, or wholly in
+    quarantine.
 
+    failed: is called for a version of which that cannot be read, which is left out.
     Raises ConfigError when there is nothing: a file system that is not mounted must not look like an empty one; of an
     object store as `remote.stored`.
     """
@@ -46,30 +49,43 @@ def newest(rule: Rule) -> list[Version]:
         found = {name: [Version(name, url, ns) for url, ns in stored[name]] for name in stored}
         hint = "are bucket and prefix the right ones?"
     else:
-        found = _standing(Path(rule.source), wants)
+        found = _standing(Path(rule.source), wants, failed)
         hint = "is it mounted on this host?"
     chosen = [version for versions in found.values() for version in _newest_first(versions)[: rule.newest]]
     if not chosen:
         names = [name for name in found if wants(name)]
-        what = f'"{names[0]}" has no version' if names else f'no dataset matches "{rule.pattern}"'
+        none = f'"{names[0]}" has no version that is not retired or in quarantine' if names else ""
+        what = none or f'no dataset matches "{rule.pattern}"'
         raise ConfigError(what, where=str(rule.source), hint=(not names and nearest(rule.pattern, found)) or hint)
     return _newest_first(chosen)
 
 
-def _standing(source: Path, wants: Callable[[str], bool]) -> dict[str, list[Version]]:
-    """The datasets in a folder, and the versions of those that are wanted."""
+def _standing(
+    source: Path, wants: Callable[[str], bool], failed: Callable[[PitError], None]
+) -> dict[str, list[Version]]:
+    """Return the datasets in a folder, and the versions of those that are wanted."""
+
+    def usable(name: str) -> list[Version]:
+        return [*_versions(source / name, failed)] if wants(name) and (source / name).is_dir() else []
+
     try:
         names = [entry.name for entry in source.iterdir()]
-        return {name: [*_versions(source / name)] if wants(name) and (source / name).is_dir() else [] for name in names}
+        return {name: usable(name) for name in names}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError("no such folder", where=str(source), hint="is it mounted on this host?") from error
     except OSError as error:
         raise read_error(error, source) from error
 
 
-def _versions(folder: Path) -> Iterator[Version]:
+def _versions(folder: Path, failed: Callable[[PitError], None]) -> Iterator[Version]:
     for version in versions(folder):
-        with contextlib.suppress(FileNotFoundError):  # retired at this moment
+        try:
+            if discarded(version):
+                continue
+        except DataError as error:
+            failed(error)
+            continue
+        with contextlib.suppress(FileNotFoundError):  # collected at this moment
             yield Version(folder.name, version, (version / FILE_NAME).lstat().st_mtime_ns)
 
 

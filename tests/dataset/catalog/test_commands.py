@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.dataset.catalog import tags
-from pitools.store import catalog
+from pitools.store import catalog, tags
 
 
 def test_tag(pit, lines, publish, tmp_path) -> None:

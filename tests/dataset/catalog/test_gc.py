@@ -11,10 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import DataError, TryLater, UsageError
-from pitools.dataset.catalog import retired, tags
 from pitools.dataset.catalog.gc import GRACE_S, gc
 from pitools.dataset.catalog.retire import retire, undo
-from pitools.store import catalog
+from pitools.store import catalog, retired, tags
 
 LATER = catalog.now() + timedelta(days=8)
 KEY = "1234" * 8  # of an ingest
@@ -115,7 +114,7 @@ def test_tag_after_retirement(publish, tmp_path) -> None:
     """Where both happened at the same moment the tag keeps the version."""
     one = publish(tmp_path, "x")
     tags.move(tmp_path, "x", "prod", one.name)
-    with patch("pitools.dataset.catalog.tags.read", return_value={}):
+    with patch("pitools.store.tags.read", return_value={}):
         retire(one)
     assert run(tmp_path) == {one.name: ("kept", "tag prod")}
     tags.move(tmp_path, "x", "prod", "")

@@ -13,10 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
-from pitools.dataset.catalog import tags
 from pitools.dataset.catalog.gc import gc
 from pitools.dataset.catalog.retire import retire, undo
-from pitools.store import catalog
+from pitools.store import catalog, tags
 from pitools.store.catalog import Quarantine
 
 LATER = catalog.now() + timedelta(days=8)

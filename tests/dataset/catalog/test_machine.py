@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from pitools.core.errors import UsageError
-from pitools.dataset.catalog import retired, tags
 from pitools.dataset.catalog.gc import GRACE_S, gc
 from pitools.dataset.catalog.retire import retire, undo
-from pitools.store import catalog
+from pitools.store import catalog, retired, tags
 
 numbers = st.integers(0, 5)
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # every step syncs several files

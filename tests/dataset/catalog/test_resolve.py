@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.catalog import tags
 from pitools.dataset.catalog.retire import retire
-from pitools.dataset.resolve import check_root, resolve, split
-from pitools.store import catalog
+from pitools.store import catalog, tags
+from pitools.store.resolve import check_root, resolve, split
 
 
 def test_every_way_to_name_a_version(publish, tmp_path, monkeypatch) -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from pitools.core.errors import UsageError
-from pitools.dataset.catalog import describe, index, search, tags
+from pitools.dataset.catalog import describe, index, search
 from pitools.dataset.catalog.retire import retire, undo
-from pitools.store import catalog
+from pitools.store import catalog, tags
 from pitools.store import manifest as manifests
 
 

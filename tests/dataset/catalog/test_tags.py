@@ -9,9 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.dataset.catalog import tags
 from pitools.dataset.catalog.retire import retire
-from pitools.store import catalog
+from pitools.store import catalog, tags
 
 
 def test_moves_are_a_history(publish, tmp_path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from itertools import islice
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 
 from pitools.core.errors import ConfigError, UsageError
+from pitools.dataset.catalog.retire import retire
+from pitools.dataset.read import open_dataset
 from pitools.loader.loader import Loader
+from pitools.loader.remote import open_arrays
 from pitools.loader.sampling.samples import Windowed
 from pitools.loader.sampling.select import Filters, here, select
 from pitools.loader.sampling.windows import Span, Windows
@@ -18,7 +22,7 @@ from pitools.stage.cache import records
 from pitools.stage.cache.root import object_path
 from pitools.stage.run import stage
 from pitools.stage.source import load
-from pitools.store import catalog, manifest
+from pitools.store import catalog, manifest, tags
 from pitools.store.arrays import Arrays
 
 LENGTHS = (40, 300, 25, 260, 17, 280)
@@ -105,6 +109,26 @@ def test_quarantine_is_left_out_unless_asked_for(version: Path, tmp_path: Path):
     catalog.set_quarantine(version, msgspec.structs.replace(record, whole=True))
     with pytest.raises(ConfigError, match="0 not in quarantine"):
         select(Arrays(version))
+
+
+def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[..., Path], tmp_path: Path):
+    """A warning is given of the version, and of a staged copy of it; a name means another one."""
+    old, new = record([5, 6]), record([5, 6], seed=1)
+    stage(load(new), tmp_path)
+    home = tmp_path / "root/pick"
+    for number, path in enumerate((old, new)):
+        shutil.copytree(path, home / path.name)
+        os.utime(home / path.name / "manifest.json", (number, number))
+    records.write(tmp_path, new.name, source=str(home / new.name), n_bytes=1)
+    assert open_arrays(str(home)).version == new.name
+    retire(home / new.name, why="blurred")
+    for path in (home / new.name, object_path(tmp_path, new.name)):
+        with pytest.warns(UserWarning, match="blurred"):
+            assert select(open_arrays(path)).tolist() == [0, 1]
+    tags.move(home.parent, "pick", "good", old.name)
+    for text in (str(home), f"{home}@good", f"{home}/{old.name[:6]}"):
+        assert select(open_arrays(text)).tolist() == [0, 1]
+        assert open_arrays(text).version == open_dataset(text).version.version == old.name
 
 
 def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Path, tmp_path: Path):

@@ -153,11 +153,11 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     (tmp_path / "pick3").mkdir()
     (tmp_path / ".pick").mkdir()
     (tmp_path / "pick.txt").write_text("")
-    found = newest(rule(tmp_path, pattern="pick*", newest=2))
+    found = newest(rule(tmp_path, pattern="pick*", newest=2), pytest.fail)
     assert [each.name for each in found] == ["b", "e", "d", "c"]
     assert [each.dataset for each in found] == ["pick", "pick2", "pick2", "pick"]
     put(tmp_path, ".trash", "g", 1000)
-    assert [each.name for each in newest(rule(tmp_path))] == ["f", "b", "e"]
+    assert [each.name for each in newest(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
 
 
 @pytest.mark.parametrize(("where", "said"), [("gone", "no such folder"), ("empty", "no dataset matches"),
@@ -167,7 +167,7 @@ def test_an_empty_source_is_not_believed(tmp_path: Path, where: str, said: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
-        newest(rule(tmp_path / where))
+        newest(rule(tmp_path / where), pytest.fail)
     assert said in caught.value.what
     assert "mounted" in caught.value.hint
 
@@ -176,7 +176,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(tmp_path: Path):
     """A typing mistake in a pattern is found by the names that are there."""
     put(tmp_path, "place", "a", 1)
     with pytest.raises(ConfigError) as caught:
-        newest(rule(tmp_path, pattern="plase"))
+        newest(rule(tmp_path, pattern="plase"), pytest.fail)
     assert caught.value.hint == 'did you mean "place"?'
 
 

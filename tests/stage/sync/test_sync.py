@@ -19,6 +19,7 @@ import pytest
 
 from pitools.core import proc
 from pitools.core.errors import PitError
+from pitools.dataset.catalog.retire import retire
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.evict import items
 from pitools.stage.cache.listing import staged
@@ -28,6 +29,7 @@ from pitools.stage.source import load
 from pitools.stage.sync import policy
 from pitools.stage.sync.metrics import PREFIX, read
 from pitools.stage.sync.run import WORST, Change, Running, Sync, alone
+from pitools.store import catalog
 
 KEYS = ["schema", "rule", "dataset", "version", "action", "bytes", "copied_bytes", "wall_s", "source", "path", "node"]
 OLD_S = 3600
@@ -98,6 +100,22 @@ def test_the_newest_are_staged_and_the_old_go(site: Site):
     third = site.put("pick")
     assert site.changes() == [("staged", third), ("evicted", first)]
     assert site.staged() == {second, third, other}
+
+
+def test_what_nobody_is_to_begin_with_is_not_kept(site: Site):
+    """A retired version is passed over, and goes where a run brought it; one in quarantine is no version to keep."""
+    first, second = site.put("pick"), site.put("pick")
+    assert site.changes() == [("staged", second)]
+    site.age()
+    retire(site.data / "pick" / second)
+    assert site.changes() == [("staged", first), ("evicted", second)]
+    third = site.put("pick")
+    catalog.set_quarantine(site.data / "pick" / third, catalog.Quarantine(whole=True, at="", by=""))
+    assert site.changes() == []
+    (site.data / f"pick/.catalog/retired/{second}.json").write_text("{")
+    code, _, err = site.sync()
+    assert (code, first in err, second in err) == (5, False, True)
+    assert site.staged() == {first}
 
 
 def test_a_change_is_a_record_with_frozen_keys(site: Site):

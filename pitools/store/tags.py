@@ -17,8 +17,7 @@ from pitools.core import clock
 from pitools.core.errors import DataError, PitError, TryLater, UsageError
 from pitools.core.files import os_error, plain_file, sync_dir
 from pitools.core.record import Record
-from pitools.dataset.catalog import retired
-from pitools.store import catalog
+from pitools.store import catalog, retired
 from pitools.store.manifest import FILE_NAME
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -12,9 +12,9 @@ from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.core.files import plain_file
 from pitools.core.record import Record
-from pitools.dataset.catalog.versions import published
 from pitools.store import catalog
 from pitools.store.manifest import FILE_NAME
+from pitools.store.versions import published
 
 
 class Retired(Record, frozen=True, kw_only=True, tag="pit.dataset-retired/1"):
@@ -67,3 +67,13 @@ def of(root: Path, name: str, version: str, folder: Path) -> Retired | None:
     except OSError:
         return None
     return record if is_meant else None
+
+
+def reason(path: Path) -> str:
+    """Return since when and why the version in folder `path` is retired, "" when it is not. Raises DataError."""
+    whole = path.resolve()
+    record = of(whole.parent.parent, whole.parent.name, whole.name, whole)
+    if record is None:
+        return ""
+    why = f": {record.why}" if record.why else ""
+    return f"retired since {record.when}{why} (`pit dataset retire --undo {path}`)"

@@ -1,4 +1,4 @@
-"""Versions as people name them on a command line.
+"""Find the version that a text names, wherever one can be given: every command, `--data`, the loader, the Python API.
 
 ROOT/NAME/VERSION      its folder, or a copy's
 ROOT/NAME              the newest that is neither retired nor in quarantine as a whole
@@ -13,34 +13,68 @@ import re
 from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError, nearest
-from pitools.dataset.catalog import retired, tags
-from pitools.dataset.catalog.versions import versions
-from pitools.store import catalog
+from pitools.store import catalog, retired, tags
 from pitools.store.manifest import FILE_NAME
+from pitools.store.versions import versions
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
 
 
-def resolve(text: str, *, newest: bool = True) -> Path:
-    """The folder of the version that is named. Raises UsageError for a name that fits none or many, DataError for a
-    tag that names what is gone.
+def resolve(text: str | Path, *, newest: bool = True) -> Path:
+    """Return the folder of the version that is named.
 
-    newest: whether the name of a dataset alone will do.
+    newest: whether the name of a dataset alone will do. Raises UsageError for a name that fits none or many, and as
+    `find`, but DataError for a folder that cannot be read.
     """
-    path = _path(text)
-    if (path / FILE_NAME).is_file():
+    try:
+        path = find(text, newest=newest)
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror}", where=str(error.filename or text)) from error
+    if path is None:
+        raise _unknown(_path(str(text)))
+    return path
+
+
+def find(text: str | Path, *, newest: bool = True) -> Path | None:
+    """Return the folder of the version that is named, None where the text is of none of the forms above.
+
+    newest: as for `resolve`. Raises UsageError for a tag or digits that fit no version or many, DataError for a tag
+    that names what is gone, and for a record of the catalog that cannot be read, OSError.
+    """
+    path, text = _path(str(text)), str(text)
+    if os.path.lexists(path / FILE_NAME):
         return path
-    name, at, tag = path.name.partition("@")
-    if at:
-        return _tagged(path.parent, name, tag)
-    if _PREFIX.fullmatch(path.name) and not path.exists() and path.parent.is_dir():
-        return _begins(path.parent, path.name)
+    home = _home(path)
+    if home != path and home.is_dir():
+        name, at, tag = path.name.partition("@")
+        return _tagged(home.parent, name, tag) if at else _begins(home, path.name)
     if any(versions(path.parent, path.name)):
         if not newest:
             raise UsageError("this command wants one version", where=text, hint="name it: ROOT/NAME/VERSION")
         return _newest(path)
-    raise _unknown(path)
+    return None
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path exists, or names a version of a dataset that does."""
+    home = _home(path)
+    return os.path.lexists(path) or (home != path and any(versions(home.parent, home.name)))
+
+
+def discarded(path: Path) -> str:
+    """Return why the version in folder `path` is not to be used, "" when nothing is said against all of it.
+
+    Raises DataError for a record that cannot be read.
+    """
+    if why := retired.reason(path):
+        return why
+    known = catalog.quarantine(path)
+    if known and known.whole:
+        return (
+            f"in quarantine: {next(iter(known.reasons), 'no reason is given')} (`pit dataset check {path} --release`)"
+        )
+    return ""
 
 
 def split(text: str) -> tuple[Path, str]:
@@ -65,9 +99,26 @@ def _path(text: str) -> Path:
     if not text:
         raise UsageError("no dataset is named", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
     if "://" in text:
-        raise UsageError("this command reads a file system", where=text, hint="stage it first: `pit-stage run`")
+        raise UsageError("a file system is read here", where=text, hint="stage it first: `pit-stage run`")
     path = Path(text)
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # noqa: PTH100 (links stay)
+
+
+def caution(path: Path) -> str:
+    """Return what is to be said to those who begin with the version in folder `path`, "" for nothing."""
+    try:
+        why = discarded(path)
+    except DataError as error:
+        return f"it is not known whether {path} may be used: {error}"
+    return f"{path} is {why}" if why else ""
+
+
+def _home(path: Path) -> Path:
+    """Return the dataset's folder where a path that does not exist names one of its versions, else the path."""
+    if os.path.lexists(path):
+        return path
+    name, at, _ = path.name.partition("@")
+    return path.with_name(name) if at and name else path.parent if _PREFIX.fullmatch(path.name) else path
 
 
 def _tagged(root: Path, name: str, tag: str) -> Path:

@@ -1,0 +1,48 @@
+"""List the published versions of a root, `<root>/<name>/<version>/manifest.json`, by their folders alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pitools.core import clock
+from pitools.store.manifest import FILE_NAME
+
+_VERSION = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def is_name(name: str) -> bool:
+    """Return whether a dataset can be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def versions(root: Path, name: str | None = None) -> Iterator[Path]:
+    """Yield the folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
+
+    What cannot be read, or goes meanwhile, is passed over, and so are links that have another name, such as `latest`.
+    """
+    found = []
+    for home in _names(root) if name is None else [name]:
+        for folder in _names(root / home) if is_name(home) else ():
+            with contextlib.suppress(OSError):
+                path = root / home / folder
+                if _VERSION.fullmatch(folder) or not path.is_symlink():
+                    found.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
+    yield from (root / home / folder for home, _, folder in sorted(found))
+
+
+def published(mtime_ns: int) -> str:
+    """Return when a version came to be here, from its manifest's time of last write."""
+    return clock.text(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError:
+        return []
