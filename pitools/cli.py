@@ -82,6 +82,7 @@ def group() -> None:
 
 def run(command: click.Command, name: str) -> int:
     """Run a click command; the exit code is design: an error's own class decides it (`core/errors.py`)."""
+    _open_standard_streams()
     try:
         code = command.main(prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -99,14 +100,16 @@ def run(command: click.Command, name: str) -> int:
     except SystemExit as error:
         if error.code != 1:
             raise
-        # Only click exits with 1: the reader (`head`, `less`) has enough, which is no failure. Point stdout at nothing,
-        # or Python complains once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # only click exits with 1: the reader (`head`, `less`) has enough, which is no failure
         return 0
     except OSError as error:
         where = str(error.filename or "")
         hint = _whose(where) if isinstance(error, PermissionError) and where else ""
         report(name, ClusterError(error.strerror or str(error), where=where, hint=hint))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_stdout()
         return ClusterError.exit_code
     except UnicodeError as error:
         report(name, ClusterError(f"not UTF-8 text: {error}"))
@@ -117,6 +120,20 @@ def run(command: click.Command, name: str) -> int:
 
         traceback.print_exc()
         return INTERNAL
+
+
+def _open_standard_streams() -> None:
+    """Open the standard streams that the caller closed (`>&-`) on /dev/null: else other files take their place."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor is just this one; inheritable, as standard streams are.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+
+
+def _discard_stdout() -> None:
+    """Send what is left in stdout's buffer to /dev/null: else Python complains once more at exit, with code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _whose(path: str) -> str:
