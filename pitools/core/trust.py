@@ -30,32 +30,25 @@ def check(path: Path, what: str, *, group_above: bool = False, also: str = "") -
     except OSError as error:
         hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
         raise ConfigError(f"{what}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
-    above_is_open = False
-    for number, (at, found) in enumerate(steps, 1):
-        is_last = number == len(steps)
-        foreign = found.st_uid not in users
-        if foreign and group_above and not is_last and not above_is_open and stat.S_ISDIR(found.st_mode):
-            foreign = found.st_gid not in _groups()
-        if foreign:
-            what_is = f"belongs to user {_name(found.st_uid)} (expected you or root)"
-            raise _refused(path, what, at, what_is, f"chown it, or use a {what} of your own")
+    open_above = False
+    for at, found in steps:
+        may_be_group_s = group_above and at != steps[-1][0] and stat.S_ISDIR(found.st_mode)
+        of_group = may_be_group_s and not open_above and found.st_gid in _groups()
+        if found.st_uid not in users and not of_group:
+            problem = f"belongs to user {_name(found.st_uid)} (expected you or root)"
+            raise _refused(path, what, at, problem, f"chown it, or use a {what} of your own")
         if stat.S_ISLNK(found.st_mode):
             continue
-        above_is_open = bool(found.st_mode & stat.S_IWOTH)
-        sticky = not is_last and found.st_mode & stat.S_ISVTX
-        if who := _writers(found, allow_group=group_above and not is_last):
-            if sticky:
-                continue
-            raise _refused(path, what, at, f"{who} can write to it", f"chmod {_removal(who)} {at}")
+        open_above = bool(found.st_mode & stat.S_IWOTH)
+        keeps_entries = at != steps[-1][0] and found.st_mode & stat.S_ISVTX
+        if not keeps_entries and (who := _writers(found, allow_group=may_be_group_s)):
+            hint = f"chmod {'o-w' if open_above else 'g-w'} {at}"
+            raise _refused(path, what, at, f"can be written by {who} (expected you and root alone)", hint)
 
 
 def _refused(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:
-    which = f"{what}: {problem}" if at == path.absolute() else f"{what} {path}: {at} {problem}"
-    return ConfigError(f"{which}, and what it holds decides what runs as you", where=str(at), hint=hint)
-
-
-def _removal(who: str) -> str:
-    return "o-w" if who == "everybody" else "g-w"
+    which = what if at == path.absolute() else f"{what} {path}: a {'link' if at.is_symlink() else 'folder'} on the way"
+    return ConfigError(f"{which} {problem}: it would decide what runs as you", where=str(at), hint=hint)
 
 
 def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -75,6 +75,7 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
     not stop in time, and what submitting raises; the run then goes on here. Raises Unanswered where it may have been
     submitted: run it again.
     """
+    folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     was = facts.plan_of(run_dir)
     if was.site != site.name or other.name == site.name:
         raise UsageError(f'run {run_dir.name} is of site "{was.site}"', where="--site", hint="name another")

@@ -59,9 +59,11 @@ def send(
         patience_s: how long to go on where Slurm is busy or silent; None: PIT_PATIENCE, or five minutes. With 0 it is
             asked once, and looked once.
 
-    Raises ClusterError when Slurm refuses, TryLater or Unreachable when it has not got it: nothing is left of the
-    attempt then. Raises Unanswered when it may have it: the same call later finds out.
+    Raises ConfigError for a run that others could have changed, ClusterError when Slurm refuses, TryLater or
+    Unreachable when it has not got it: nothing is left of the attempt then. Raises Unanswered when it may have it: the
+    same call later finds out.
     """
+    folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     until = time.monotonic() + (_patience_s() if patience_s is None else patience_s)
     number = jobs.due(run_dir) if number is None else number
     with _alone(run_dir, until) as answer:

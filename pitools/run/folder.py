@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core import clock, trust
 from pitools.core.errors import DataError, UsageError, nearest
 from pitools.core.files import write_atomic
 from pitools.core.record import Record
@@ -185,6 +185,16 @@ def _without_plan(run_dir: Path) -> str:
     anew = "start it anew from its request (request.toml there is a copy)"
     left = f"its checkpoints: pit checkpoint list {run_dir}/checkpoints"
     return "; ".join([*([anew] if (run_dir / "request.toml").is_file() else ()), left])
+
+
+def require_own(run_dir: Path, *, group_above: bool = False) -> None:
+    """Refuse a run that others made or could have changed: what it holds would be started as this user.
+
+    group_above: the folders above it may be a group's. Raises ConfigError.
+    """
+    for name in ("", "plan.json", "script.sbatch", "code", "submitit", "jobs"):
+        if not name or (run_dir / name).exists():
+            trust.check(run_dir / name, "run folder", group_above=group_above)
 
 
 def attempts(run_dir: Path) -> list[Path]:

@@ -43,7 +43,11 @@ _NO_LOGIN = re.compile(
 # written down there before it is told here, so that a connection that is lost in between loses nothing. Words after
 # the fifth are sbatch's own.
 _SUBMIT = (
-    "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; [ -s job.json ] && { cat job.json; exit 65; }; "
+    "trap '' HUP PIPE; cd -- \"$1\" 2>/dev/null || exit 66; "
+    # What is queued from here runs as us: a folder that another user made first, or can write to, is no run of ours.
+    '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm -002)" ] || '
+    '{ echo "run folder: another user can write to it (expected yours alone)" >&2; exit 1; }; '
+    "[ -s job.json ] && { cat job.json; exit 65; }; "
     '[ -f script.sbatch ] && [ "$(readlink leave)" != no ] || exit 68; '
     'ln -sT "$2" submitting 2>/dev/null || exit 69; '
     "d=$1; t=$3; b=$4; a=$5; shift 5; "

@@ -99,6 +99,7 @@ def _check(run_dir: Path, site: Site) -> None:
         raise UsageError(f'no run "{run_dir}"', hint="see: pit launch list")
     if not is_own(run_dir):
         raise others(run_dir, f"run {run_dir.name}")
+    folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     plan = settling.plan_of(run_dir)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))

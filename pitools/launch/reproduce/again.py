@@ -37,9 +37,11 @@ class Repeated(Record, frozen=True, kw_only=True, tag="pit.repeated/1"):
 def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, list[Difference]]:
     """The plan that runs it again on a site, and everything in which that is not what it was.
 
-    same_nodes: on just the nodes that it had, which Slurm then waits for. Raises DataError where its code or its data
+    same_nodes: on just the nodes that it had, which Slurm then waits for. Raises ConfigError for a run that others
+    could have changed, DataError where its code or its data
     is no longer what it was, or was not kept; what planning raises.
     """
+    folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     was = facts.plan_of(run_dir)
     provenance.checked(run_dir)
     for data in was.data:

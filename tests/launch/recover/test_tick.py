@@ -132,6 +132,16 @@ def test_the_run_of_another_user(runs: Runs, cluster: Cluster) -> None:
     assert len(cluster.sent) == 1
 
 
+def test_a_run_that_others_can_write(runs: Runs, cluster: Cluster) -> None:
+    """Its script would run as whoever ticks: the folder, the script or the copy of the code is enough to refuse it."""
+    for name, at in (("t-1", "."), ("t-2", "script.sbatch"), ("t-3", "attempts")):
+        runs.attempt(runs.make(name))
+        (runs.root / name / at).chmod(0o777)
+    cluster.states["100"] = "NODE_FAIL"
+    assert ticked(runs) == ({"t-3": "resubmit"}, ["t-1", "t-2"])
+    assert len(cluster.sent) == 1
+
+
 def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
     """The second says so and does nothing."""
     runs.attempt(runs.make())

@@ -1,0 +1,27 @@
+"""What submits a run on the other side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pitools.launch.far import job
+
+
+@pytest.mark.parametrize(("mode", "code"), [(0o700, 0), (0o755, 0), (0o757, 1), (0o1777, 1)])
+def test_a_run_folder_that_others_can_write_is_not_submitted(tmp_path: Path, mode: int, code: int) -> None:
+    """Whoever makes the folder of a run before it is sent has no script of theirs run as the user who sends it."""
+    run, tools = tmp_path / "run", tmp_path / "bin"
+    for folder in (run, tools):
+        folder.mkdir()
+    (run / "script.sbatch").touch()
+    (tools / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    (tools / "sbatch").chmod(0o755)
+    run.chmod(mode)
+    words = ["sh", "-c", job._SUBMIT, "pit", str(run), "token", "9", "<", ">"]
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "" if code else "<7>\n")
