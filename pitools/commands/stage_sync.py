@@ -44,7 +44,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     that changed nothing, and one line of another. While a run is at work another of the same policy does nothing,
     with exit code 0; --metrics shows how long ago the last success was.
 
-    An example of a policy and of a crontab: scripts/cron, which pip puts into share/pitools/scripts/cron.
+    An example of a policy and of a crontab: scripts/cron, which pip puts into pitools/shipped/scripts/cron.
     """
     from pitools.stage.sync import policy as policies
     from pitools.stage.sync.metrics import Totals

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,15 @@ VARIABLES = {
 
 
 def shipped(folder: str) -> Path:
-    """`site_configs` or `sbatch_templates`: beside the package in a checkout, under `share/` when installed."""
-    checkout = Path(pitools.__file__).parent.parent / folder
-    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "pitools" / folder
+    """`site_configs`, `sbatch_templates` or `scripts`: part of the package, so that they are wherever it is.
+
+    In a checkout they are links to the folders of these names. Raises ConfigError where they were left out.
+    """
+    # Not by importlib.resources, whose import takes longer than `pit site list`; a package in a zip has no folders.
+    path = Path(pitools.__file__).parent / "shipped" / folder
+    if not path.is_dir():
+        raise ConfigError("pitools is installed without its files", where=str(path), hint="install it anew with pip")
+    return path
 
 
 def layers() -> list[Path]:

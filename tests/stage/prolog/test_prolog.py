@@ -337,11 +337,12 @@ def test_whatever_toml_says_the_script_reads(node: Node, line: str):
 def test_an_installed_script_finds_its_own_python(node: Node):
     """Where pip puts it, the interpreter needs no name."""
     prefix = node.state.parent / "opt"
-    for folder in ("bin", "share/pitools/scripts"):
+    shipped = "lib/python3.11/site-packages/pitools/shipped/scripts"
+    for folder in ("bin", shipped):
         (prefix / folder).mkdir(parents=True)
     (prefix / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (prefix / "bin/python").chmod(0o755)
-    node.script = Path(shutil.copy(node.script, prefix / "share/pitools/scripts"))
+    node.script = Path(shutil.copy(node.script, prefix / shipped))
     node.put("a" * 32)
     assert said_nothing(node.call(PIT_PYTHON=""))
     assert node.leased("a" * 32) == [True]

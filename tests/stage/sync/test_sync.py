@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import configparser
 import contextlib
 import json
 import os
@@ -618,18 +617,3 @@ def test_rules_do_not_push_out_each_others_sets(site: Site):
         site.age()
     site.rules('pattern = "b"\nquota = "13MiB"')
     assert ("staged", second) in site.changes()
-
-
-def test_pip_brings_the_examples_and_the_prolog(repo: Path):
-    """Each file is installed where `shipped` and the script itself look for it."""
-    config = configparser.ConfigParser()
-    config.read(repo / "setup.cfg")
-    brought = {
-        f"{target}/{path.name}": path
-        for target, pattern in config["options.data_files"].items()
-        for path in repo.glob(pattern.strip())
-    }
-    wanted = [repo / "scripts/pit-prolog", *(repo / "scripts/cron").iterdir()]
-    assert len(wanted) == 6
-    for path in wanted:
-        assert brought[f"share/pitools/{path.relative_to(repo)}"] == path
