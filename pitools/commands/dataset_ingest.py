@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import LocalPath, format_option
+from pitools.commands.options import ONCE, LocalPath, format_option
 from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
@@ -44,7 +44,9 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")
 @click.option("--array", type=click.IntRange(1), metavar="N", help="Work as a Slurm array of N jobs, and wait.")
-@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="The site whose Slurm runs the array.")
+@click.option(
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="The site whose Slurm runs the array."
+)
 @format_option
 def ingest(
     files: tuple[Path, ...], root: Path, name: str, layout: str, codec: str | None, skip: tuple[str, ...],

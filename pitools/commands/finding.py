@@ -33,10 +33,20 @@ def run_folder(run: str, site_name: str) -> Path:
                     return (root / run).resolve()
         if roots:
             error.where += f", and those of {len(roots)} more sites"
-        close = folder.meant(run, [path.name for root in roots for path in folder.runs(root)])
+        close = folder.meant(run, [name for root in roots for name in _names(root)])
         if close and "launch list" in error.hint:
             raise UsageError(error.what, where=error.where, hint=close) from error
         raise
+
+
+def _names(root: Path) -> list[str]:
+    from pitools.core.errors import PitError
+    from pitools.run import folder
+
+    try:
+        return [path.name for path in folder.runs(root)]
+    except PitError:  # another site's folder, which this user may not read
+        return []
 
 
 def _elsewhere(site_name: str) -> list[Path]:

@@ -62,7 +62,7 @@ def why(name: str, site_name: str, form: str) -> None:
                 out(one)
         click.echo(f"pit: {_now(name, site, known[-1])}", err=True)
         return
-    _why_run(run_dir, form)
+    _why_run(run_dir, site, form)
 
 
 def _now(node: str, site: Site, last: object) -> str:
@@ -74,7 +74,7 @@ def _now(node: str, site: Site, last: object) -> str:
     return f"jobs may have {node} again"
 
 
-def _why_run(run_dir: Path, form: str) -> None:
+def _why_run(run_dir: Path, site: Site, form: str) -> None:
     """The causes as records; for eyes as sentences, the last one with all its evidence."""
     import shutil
     import sys
@@ -95,11 +95,31 @@ def _why_run(run_dir: Path, form: str) -> None:
                 out(cause)
     given = settling.verdict(run_dir)
     if given is None:
-        text = "the run is to go on"
+        text = _goes_on(run_dir, site)
     else:
         kind = "" if given.kind == given.state else f"{given.kind}: "
         text = f"the run {'has finished' if given.state == 'finished' else 'was stopped'}: {kind}{given.reason}"
     click.echo(f"pit: {text}", err=True)
+
+
+def _goes_on(run_dir: Path, site: Site) -> str:
+    """Why a run without a verdict does not run, as far as that is known."""
+    from pitools.core.errors import PitError
+    from pitools.launch import status
+    from pitools.slurm.states import is_held
+
+    try:
+        run = status.show(run_dir, site)
+    except PitError as error:
+        return f"the run is to go on; how its job is cannot be known now: {error}"
+    if run.cancel_asked:
+        return run.reason
+    if run.state != "PENDING":
+        return "the run is to go on"
+    if is_held(run.pending_reason):
+        return f"the run is to go on: {status.held_error(run).what}; {status.held_error(run).hint}"
+    why, start = run.pending_reason or "Slurm has not said why yet", run.expected_start or "not known"
+    return f"the run is to go on: job {run.job_id} waits: {why}; expected start: {start}"
 
 
 @click.command()

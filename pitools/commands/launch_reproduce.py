@@ -10,7 +10,7 @@ import click
 
 from pitools.commands.completion import sites
 from pitools.commands.finding import run_folder
-from pitools.commands.options import format_option, run_argument, site_option
+from pitools.commands.options import ONCE, format_option, run_argument, site_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,10 @@ MOVED_COLUMNS = ("run_id", "to", "site", "job_id", "step", "run_dir")
     "--site",
     "site_name",
     metavar="NAME",
-    default="",
+    default=[""],
     shell_complete=sites,
     help="Where to run it; default: where it was.",
+    **ONCE,
 )
 @click.option("--same-nodes", is_flag=True, help="On just the nodes that it had.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask where something differs.")
@@ -92,7 +93,9 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
 
 @click.command()
 @run_argument()
-@click.option("--site", "site_name", metavar="NAME", shell_complete=sites, required=True, help="Where it is to go on.")
+@click.option(
+    "--site", "site_name", metavar="NAME", shell_complete=sites, required=True, help="Where it is to go on.", **ONCE
+)
 @click.option("--stop-within", default="10m", show_default=True, metavar="TIME", help="What it may take to save.")
 @format_option
 def move(run: str, site_name: str, stop_within: str, form: str) -> None:

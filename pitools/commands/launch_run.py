@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.launch_show import RUN_COLUMNS
+from pitools.commands.launch_show import show_runs
 from pitools.commands.options import format_option, pairs, request_argument, site_option
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def run(
 ) -> None:
     """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
     from pitools.core.errors import TryLater
-    from pitools.core.output import Output
     from pitools.launch import submit
     from pitools.run import folder
     from pitools.site.load import load
@@ -61,8 +60,7 @@ def run(
     run_dir = submit.run(planned, site)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
-    with Output(form, RUN_COLUMNS) as out:
-        out(ended or _now(run_dir, site))
+    show_runs(form, [ended or _now(run_dir, site)])
     if ended and not ended.is_over:
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":

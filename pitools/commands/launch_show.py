@@ -7,47 +7,97 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands import completion
 from pitools.commands.finding import run_folder, runs_of
 from pitools.commands.options import format_option, run_argument, site_option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pitools.core.errors import PitError
+    from pitools.run.folder import Run
     from pitools.site.model import Site
 
-RUN_COLUMNS = ("run_id", "state", "cause", "steps", "attempt", "job_id", "nodes", "exit_code", "site", "created")
+RUN_COLUMNS = (
+    "run_id", "state", "cause", "steps", "attempt", "job_id", "nodes", "exit_code", "site", "created", "pending_reason",
+    "expected_start",
+)  # fmt: skip
+_WAITS = ("pending_reason", "expected_start")
+
+
+def run_columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """RUN_COLUMNS for a table that is read: why a job waits comes after its state, and only where one does."""
+    rest = [name for name in RUN_COLUMNS[2:] if name not in _WAITS]
+    waits = _WAITS if any(run.pending_reason or run.expected_start for run in runs) else ()
+    return (*RUN_COLUMNS[:2], *waits, *rest)
+
+
+def show_runs(form: str, runs: Sequence[Run]) -> None:
+    """Print the records of runs."""
+    import sys
+
+    from pitools.core.output import Output
+
+    is_table = form == "table" or (form == "auto" and sys.stdout.isatty())
+    with Output(form, run_columns(runs) if is_table else RUN_COLUMNS) as out:
+        for run in runs:
+            out(run)
 
 
 @click.command("list")
-@site_option
+@click.option(
+    "--site", "sites", envvar="PIT_SITE", default=["local"], show_default="local", metavar="NAME", multiple=True,
+    shell_complete=completion.sites, help="The site, as `pit site list` names it; may be given again.",
+)  # fmt: skip
 @format_option
-def list_(site_name: str, form: str) -> None:
-    """List the runs of a site, oldest first; Slurm is asked once for all that have not ended."""
-    from pitools.core.errors import DataError, TryLater
-    from pitools.core.output import Output
-    from pitools.launch import status
+def list_(sites: tuple[str, ...], form: str) -> None:
+    """List the runs of sites, oldest first; each Slurm is asked once for all that have not ended."""
+    from pitools.core.errors import PitError
     from pitools.run import folder
     from pitools.site.load import load
 
-    site = load(site_name)
+    wrong: list[PitError] = []
+
+    def tell(path: Path, error: PitError) -> None:
+        wrong.append(error)
+        click.echo(f"pit: {path.name}: {error}", err=True)
+
+    found: list[Run] = []
+    for name in dict.fromkeys(sites):
+        try:
+            site = load(name)
+            runs = _of_site(site, tell)
+        except PitError as error:  # one site must not hide the others
+            if len(sites) == 1:
+                raise
+            tell(Path(name), error)
+            continue
+        if not runs:
+            click.echo(f"pit: no runs of {site.name} in {runs_of(site)}", err=True)
+        found += runs
+    show_runs(form, sorted(found, key=lambda run: folder.age(run.run_id)))
+    if wrong:
+        raise wrong[-1]
+
+
+def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
+    """The runs of a site, oldest first; one broken folder does not hide the others."""
+    from pitools.core.errors import DataError, TryLater
+    from pitools.launch import status
+    from pitools.run import folder
+
     found: list[Path] = []
-    broken: DataError | None = None
     for path in folder.runs(runs_of(site)):
         try:
             if status.plan_of(path).site == site.name:
                 found.append(path)
-        except DataError as error:  # one broken folder must not hide the others
-            broken = error
+        except DataError as error:
+            tell(path, error)
     try:
-        runs = status.show_all(found, site)
+        return status.show_all(found, site, tell=tell)
     except TryLater as error:
         click.echo(f"pit: by their folders alone: {error}", err=True)
-        runs = status.show_all(found, site, ask=False)
-    with Output(form, RUN_COLUMNS) as out:
-        for run in runs:
-            out(run)
-    if not runs:
-        click.echo(f"pit: no runs of {site.name} in {runs_of(site)}", err=True)
-    if broken:
-        raise broken
+        return status.show_all(found, site, ask=False, tell=tell)
 
 
 @click.command()
@@ -70,8 +120,7 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
         with Output(form) as out:
             out(summary)
         return
-    with Output(form, RUN_COLUMNS) as out:
-        out(status.show(run_dir, site))
+    show_runs(form, [status.show(run_dir, site)])
 
 
 @click.command()
@@ -103,7 +152,6 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool, whole: bool) 
 @format_option
 def cancel(run: str, site_name: str, form: str) -> None:
     """End a run for good, and its jobs; safe to repeat. One that is over is left as it is."""
-    from pitools.core.output import Output
     from pitools.launch import status
 
     run_dir, site = find(run, site_name)
@@ -111,8 +159,7 @@ def cancel(run: str, site_name: str, form: str) -> None:
     if given:
         ended = "has finished" if given.state == "finished" else "was stopped"
         click.echo(f"pit: it {ended} before, {given.t}: {given.reason}", err=True)
-    with Output(form, RUN_COLUMNS) as out:
-        out(status.show(run_dir, site))
+    show_runs(form, [status.show(run_dir, site)])
 
 
 def find(run: str, site_name: str) -> tuple[Path, Site]:

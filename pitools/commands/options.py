@@ -35,11 +35,22 @@ def format_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def _only(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """The value of an option that is given once. Raises click's error where it is given again."""
+    if len(values) > 1:
+        raise click.BadParameter(f"given {len(values)} times (expected once): {', '.join(values)}", ctx, param)
+    return values[0] if values else None
+
+
+ONCE: dict[str, Any] = {"multiple": True, "callback": _only}
+"""For `click.option`: refuse the option where it is given twice; click takes the last in silence."""
+
+
 def site_option(function: F) -> F:
     """`--site NAME`, else `PIT_SITE`, else `local`."""
     return click.option(
-        "--site", "site_name", envvar="PIT_SITE", default="local", show_default=True, metavar="NAME",
-        shell_complete=completion.sites, help="The site, as `pit site list` names it.",
+        "--site", "site_name", envvar="PIT_SITE", default=["local"], show_default="local", metavar="NAME",
+        shell_complete=completion.sites, help="The site, as `pit site list` names it.", **ONCE,
     )(function)  # fmt: skip
 
 

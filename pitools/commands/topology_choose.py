@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import ONCE, format_option
 
 if TYPE_CHECKING:
     from pitools.slurm.client import Client
@@ -20,7 +20,9 @@ COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "fre
 
 @click.command()
 @click.option("--nodes", "k", type=click.IntRange(1), required=True, metavar="K", help="How many.")
-@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="Where; inside a job, its own cluster.")
+@click.option(
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Where; inside a job, its own cluster."
+)
 @click.option("--partition", metavar="NAME", help="Free nodes of this partition, instead of the site's default.")
 @click.option("--from", "source", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="The fabric of this file, as `pit topology show --from` reads it.")  # fmt: skip

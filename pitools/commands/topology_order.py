@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import ONCE, format_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("nodes", required=False)
-@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="Whose fabric; inside a job, its own.")
+@click.option(
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Whose fabric; inside a job, its own."
+)
 @click.option("--job", metavar="ID", help="Order the nodes of this running job.")
 @click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Short for --as hostfile --gpus N.")
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import ONCE, format_option
 
 if TYPE_CHECKING:
     from pitools.slurm.client import Client
@@ -17,7 +17,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="Whose fabric; inside a job, its own.")
+@click.option(
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Whose fabric; inside a job, its own."
+)
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Of this file; with --site, who is on it there.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw it.")
 @click.option("--svg", type=_FILE, metavar="FILE", help="Draw it, to be scaled.")
@@ -90,7 +92,9 @@ def show(
 
 @click.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--site", "site_name", envvar="PIT_SITE", metavar="NAME", help="Where they run; inside a job, here.")
+@click.option(
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Where they run; inside a job, here."
+)
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="On the fabric of this file.")
 @click.option("--nodes", metavar="LIST", help="Of these nodes, in rank order; - reads them from stdin.")
 @format_option

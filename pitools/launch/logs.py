@@ -20,7 +20,7 @@ def path(run_dir: Path, rank: int) -> Path | None:
     made = folder.attempts(run_dir)
     if made and (log := made[-1] / "logs" / f"{rank}.out").exists():
         return log
-    own = sorted([*run_dir.glob("slurm-*.out"), *run_dir.glob("supervisor.out")])
+    own = [*folder.job_logs(run_dir), *run_dir.glob("supervisor.out")]
     return own[-1] if own else None
 
 

@@ -33,7 +33,7 @@ from pitools.launch.recover import asking, settling
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import resume
 from pitools.launch.reproduce import again, facts, provenance
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.run.attempt import Verdict
 from pitools.site.connect import client
 from pitools.site.model import Site
@@ -250,7 +250,7 @@ def _conclude(run_dir: Path, made: Moved, stopped: Verdict) -> None:
 
 def _require(run_dir: Path, stopped: Verdict, hint: str = "") -> None:
     """Raise ClusterError where somebody has cancelled the run since it was stopped."""
-    if settling.verdict(run_dir) != stopped:
+    if settling.verdict(run_dir) != stopped or cancel_request.read(run_dir):
         raise ClusterError("the run was cancelled while it was being moved", where=str(run_dir), hint=hint)
 
 
@@ -266,6 +266,8 @@ def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
             (run_dir / "verdict.json").unlink(missing_ok=True)
             (run_dir / _FILE).unlink(missing_ok=True)
             folder.note(run_dir, "not moved", site=mine.site)
+        if cancel_request.read(run_dir):
+            return
         if mine.ended:
             # What anybody was told of its job some seconds ago may be that it runs.
             ref = jobs.newest(run_dir)

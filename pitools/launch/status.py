@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from pitools.core import clock
-from pitools.core.errors import ConfigError, PitError, TryLater
-from pitools.launch import jobs, local, once, polling
-from pitools.launch.plan import Plan
-from pitools.launch.recover import asking, evidence, putback, settling, times
+from pitools.core.errors import ClusterError, PitError, TryLater
+from pitools.core.files import os_error
+from pitools.launch import local, polling
+from pitools.launch.recover import asking, putback, settling, times
+from pitools.launch.recover.cancelling import cancel
 from pitools.launch.recover.resume import Resumed, resume
 from pitools.launch.recover.settling import plan_of
+from pitools.launch.run_snapshot import RunSnapshot, last_step
 from pitools.run import folder, steps
-from pitools.run.attempt import Cause, Decision, Start, Verdict
-from pitools.site.connect import client
+from pitools.run.attempt import Start
 from pitools.site.model import Site
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_finished, is_held
 
 _NEW_S = 5.0  # who looks once wants to see what is
 _LOOK_S, _LAST_LOOK_S = 2.0, 30.0
 _FRESH_S = 60.0  # what Slurm said last, shared with others, may be as old
-_TAIL = 4096  # bytes: a step's line is a few hundred
 _BETWEEN_S = 1.5  # from a job's end to what Slurm and its own script have to say of it
 _LOST_AFTER = 6  # answers in a row, over a minute or more
 _HELD_BACK_S = 5.0
@@ -39,6 +37,10 @@ _STATES = {
     "finished": "COMPLETED",
 }  # fmt: skip
 
+_UNDATED = "1970-01-01T00:00:00Z"  # of a cancel whose record is damaged
+
+Tell = Callable[[Path, PitError], None]
+
 __all__ = ["Watch", "cancel", "continued", "last_step", "plan_of", "show", "show_all", "summary", "wait"]
 
 
@@ -48,54 +50,38 @@ def show(run_dir: Path, site: Site, *, ask: bool = True, max_age_s: float = _NEW
     return run
 
 
-def show_all(run_dirs: Sequence[Path], site: Site, *, ask: bool = True, max_age_s: float = _NEW_S) -> list[folder.Run]:
+def show_all(
+    run_dirs: Sequence[Path], site: Site, *, ask: bool = True, max_age_s: float = _NEW_S, tell: Tell | None = None
+) -> list[folder.Run]:
     """The records of runs of one site, for which Slurm is asked once at most, and what it said is no older than that.
 
-    Raises DataError for what is no run, and what asking raises.
+    tell: hears what is wrong with a single run, which is left out then; None: that is raised. Raises what asking
+    raises.
     """
-    seen = [_Seen.of(run_dir) for run_dir in run_dirs]
+    seen = _read(run_dirs, tell)
     said = {one.job.job_id: _of_folder(site, one) for one in seen if one.job}
     to_ask = [one.job for one in seen if one.job and not is_finished(said[one.job.job_id])]
+    waits: dict[str, polling.Told] = {}
     if ask and to_ask and site.scheduler == "slurm":
         said |= asking.states(site, to_ask, max_age_s=max_age_s)
-        seen = [_Seen.of(one.run_dir) for one in seen]  # a run may have ended while Slurm was asked
-    return [_record(one, said.get(one.job.job_id, UNKNOWN) if one.job else UNKNOWN) for one in seen]
+        waits = asking.waiting(site, [ref.job_id for ref in to_ask if said[ref.job_id] == "PENDING"])
+        seen = _read([one.run_dir for one in seen], tell)  # a run may have ended while Slurm was asked
+    return [_record(one, said, waits) for one in seen]
 
 
-class _Seen(NamedTuple):
-    """What a run's folder holds at one moment. attempt: the newest's name. ended: how it did."""
-
-    run_dir: Path
-    plan: Plan
-    job: folder.JobRef | None
-    attempt: str
-    attempts: int
-    steps: int
-    ended: folder.Attempt | None
-    cause: Cause | None
-    decided: Decision | None
-    verdict: Verdict | None
-
-    @classmethod
-    def of(cls, run_dir: Path) -> _Seen:
-        made = folder.attempts(run_dir)
-        last = made[-1] if made else run_dir / "attempts"
-        step = last_step(last)
-        return cls(
-            run_dir, plan_of(run_dir), folder.read(run_dir / "job.json", folder.JobRef),
-            made[-1].name if made else "", len(made),
-            step.step + 1 if step else evidence.progress(run_dir),
-            folder.read(last / "exit.json", folder.Attempt), settling.read(last / "cause.json", Cause),
-            settling.read(last / "decision.json", Decision), folder.read(run_dir / "verdict.json", Verdict),
-        )  # fmt: skip
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the last attempt was decided not to be the last."""
-        return bool(self.decided and self.decided.action in ("again", "resubmit", "wait"))
+def _read(run_dirs: Sequence[Path], tell: Tell | None) -> list[RunSnapshot]:
+    found = []
+    for run_dir in run_dirs:
+        try:
+            found.append(RunSnapshot.of(run_dir))
+        except (PitError, OSError) as error:
+            if tell is None:
+                raise
+            tell(run_dir, error if isinstance(error, PitError) else os_error(error, run_dir))
+    return found
 
 
-def _of_folder(site: Site, seen: _Seen) -> str:
+def _of_folder(site: Site, seen: RunSnapshot) -> str:
     """The state as far as the folder knows it: a job that Slurm may have requeued has not ended for certain."""
     if seen.verdict:
         return _STATES.get(seen.verdict.kind, "FAILED")
@@ -105,10 +91,11 @@ def _of_folder(site: Site, seen: _Seen) -> str:
         return seen.ended.state or "COMPLETED"
     if site.scheduler == "none" and seen.job:
         return UNKNOWN if local.alive(seen.job) is None else "FAILED"
-    return "RUNNING" if seen.attempts and not seen.ended else UNKNOWN
+    return "RUNNING" if seen.attempts and not (seen.ended or seen.damaged) else UNKNOWN
 
 
-def _record(seen: _Seen, state: str) -> folder.Run:
+def _record(seen: RunSnapshot, states: Mapping[str, str], waits: Mapping[str, polling.Told]) -> folder.Run:
+    state = states.get(seen.job.job_id, UNKNOWN) if seen.job else UNKNOWN
     if seen.verdict:
         state = _STATES.get(seen.verdict.kind, "FAILED")
     elif state == UNKNOWN and seen.ended and not seen.goes_on:
@@ -120,6 +107,8 @@ def _record(seen: _Seen, state: str) -> folder.Run:
     code = seen.verdict.exit_code if seen.verdict else None
     if code is None and seen.ended and is_finished(state):
         code = seen.ended.exit_code
+    asked = seen.cancel is not None and seen.verdict is None
+    told = waits.get(seen.job.job_id) if seen.job and state == "PENDING" else None
     return folder.Run(
         run_id=seen.run_dir.name,
         name=seen.plan.name,
@@ -134,12 +123,24 @@ def _record(seen: _Seen, state: str) -> folder.Run:
         attempts=seen.attempts,
         steps=seen.steps,
         cause=said.kind if said else "",
-        reason=said.reason if said else "" if seen.job else "no job of it is known; see: pit launch resume",
+        reason=_reason(seen, asked),
         is_over=seen.verdict is not None,
+        cancel_asked=(seen.cancel.t or _UNDATED) if asked and seen.cancel else "",
+        pending_reason=told.reason if told else "",
+        expected_start=told.start if told else "",
     )
 
 
-def _fresher(seen: _Seen, state: str) -> str:
+def _reason(seen: RunSnapshot, asked: bool) -> str:
+    """What is to be said of a run in a sentence: why it ended, or what keeps that from being known."""
+    if asked:
+        return "its cancel was asked for, and Slurm has not taken it yet; to try again: pit launch cancel"
+    if said := seen.verdict or seen.cause:
+        return said.reason
+    return seen.damaged if seen.job else "no job of it is known; see: pit launch resume"
+
+
+def _fresher(seen: RunSnapshot, state: str) -> str:
     """A job just submitted waits, and one whose script has just begun runs, before Slurm's next answer says so."""
     if seen.job is None or seen.job.host:  # a process here: its supervisor is the last word
         return state
@@ -153,17 +154,6 @@ def _fresher(seen: _Seen, state: str) -> str:
 def _is_fresh(t: str) -> bool:
     since = times.seconds_between(t, clock.now())
     return since is not None and abs(since) < _FRESH_S
-
-
-def last_step(attempt: Path) -> steps.Step | None:
-    """The last step that rank 0 wrote down, from the end of its log; None before there is one."""
-    try:
-        with (attempt / "steps" / "0.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
-            lines = file.read().split(b"\n")[:-1]
-        return msgspec.json.decode(lines[-1], type=steps.Step) if lines else None
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 class Watch:
@@ -206,6 +196,7 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
     """Wait until the run has its verdict, over as many jobs as that takes, or is lost; `seen` gets its new steps.
 
     Continues it where that is due, as `resume` does; raises what that raises for good, and waits through TryLater.
+    Raises ClusterError where Slurm holds its job until somebody releases it.
     """
     watch, shown, known_at, looked_at = Watch(run_dir, site), 0, time.monotonic(), 0.0
     while True:
@@ -215,7 +206,9 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
             shown = run.steps
         if run.is_over:
             return run
-        if may_be_held_back(run, site) and time.monotonic() - looked_at > _HELD_BACK_S:
+        if is_held(run.pending_reason):
+            raise held_error(run)
+        if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_BACK_S:
             looked_at = time.monotonic()
             continued(run_dir, site)
         if is_finished(run.state) or watch.lost:
@@ -228,6 +221,13 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
                 return run
             time.sleep(_LOST_PAUSE_S if watch.lost and site.scheduler == "slurm" else _BETWEEN_S)
         time.sleep(0.5)
+
+
+def held_error(run: folder.Run) -> ClusterError:
+    """The error that a run's job begins only when somebody releases it."""
+    what = f"Slurm holds job {run.job_id} until it is released: {run.pending_reason}"
+    hint = f"scontrol release {run.job_id}, then: pit launch watch {run.run_id}; or: pit launch cancel {run.run_id}"
+    return ClusterError(what, where=run.run_dir, hint=hint)
 
 
 def may_be_held_back(run: folder.Run, site: Site) -> bool:
@@ -250,43 +250,3 @@ def summary(run_dir: Path) -> steps.Summary | None:
     """What the step logs of the last attempt add up to."""
     made = folder.attempts(run_dir)
     return steps.summarize(steps.read(path) for path in (made[-1] / "steps").glob("*.jsonl")) if made else None
-
-
-def cancel(run_dir: Path, site: Site) -> Verdict | None:
-    """End a run for good, and every job of it; safe to repeat. Raises ConfigError when there is no job.
-
-    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. The verdict comes
-    first: from then on nothing continues the run, whatever becomes of this process.
-    """
-    given = settling.verdict(run_dir)
-    if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
-        return given
-    if given and given.reason.startswith(settling.BEING_MOVED) and settling.cancelled_on_the_way(run_dir):
-        given = None
-    job = jobs.newest(run_dir)
-    if job is None and not jobs.numbers(run_dir):
-        # It may have lost its word of them: Slurm calls them by the run's name.
-        hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
-        raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
-    if given is None and show(run_dir, site, ask=False).state != "COMPLETED":
-        settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
-    if site.scheduler == "none":
-        if job:
-            local.cancel(job)
-    else:
-        if job:
-            jobs.check_cluster(site, job)
-        made = [_known(run_dir, site, number) for number in jobs.numbers(run_dir)]
-        if ids := dict.fromkeys(one.job_id for one in (*made, job) if one):
-            client(site).cancel(list(ids))
-        with contextlib.suppress(PitError):  # what is kept grows old by itself
-            polling.changed(site)
-    folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
-    return given
-
-
-def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:
-    """The run's k-th job, looked for where its sender never heard of it. One that begins later finds the verdict."""
-    with contextlib.suppress(PitError):
-        return once.find(run_dir, site, number) if jobs.is_open(run_dir, number) else jobs.known(run_dir, number)
-    return None

@@ -13,7 +13,7 @@ from pitools.launch.recover.lock import is_own
 from pitools.run import folder
 from pitools.run.folder import Run
 from pitools.site.model import Site
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_finished, is_held
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,17 +28,31 @@ def rounds(
 ) -> Iterator[list[Run]]:
     """The runs' records every few seconds, until all are over. Continues those that are due; tells what went wrong.
 
-    Slurm out of reach is waited through.
+    Slurm out of reach is waited through. A job that Slurm holds until somebody releases it is not waited for.
     """
     tried: dict[str, float] = {}
+    told: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
+
+    def broken(run_dir: Path, error: PitError) -> None:
+        once(f"{run_dir.name}: {error}")
+
     while True:
         try:
-            found = status.show_all(run_dirs, site)
+            found = status.show_all(run_dirs, site, tell=broken)
         except TryLater as error:
             tell(str(error))
-            found = status.show_all(run_dirs, site, ask=False)
+            found = status.show_all(run_dirs, site, ask=False, tell=broken)
         yield found
-        if all(run.is_over for run in found):
+        held = [run for run in found if is_held(run.pending_reason)]
+        for run in held:
+            released = status.held_error(run)
+            once(f"{run.run_id}: {released.what}; {released.hint}")
+        if all(run.is_over or run in held for run in found):
             return
         for run in found:
             if _is_due(run, site, tried):
@@ -52,7 +66,7 @@ def _is_due(run: Run, site: Site, tried: dict[str, float]) -> bool:
         return False
     # A job that Slurm has forgotten is looked at as well: `resume` knows when that means something.
     ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
-    return (ended or status.may_be_held_back(run, site)) and is_own(Path(run.run_dir))
+    return (ended or bool(run.cancel_asked) or status.may_be_held_back(run, site)) and is_own(Path(run.run_dir))
 
 
 def _continue(run_dir: Path, site: Site, tell: Callable[[str], None]) -> None:
@@ -66,11 +80,12 @@ def _continue(run_dir: Path, site: Site, tell: Callable[[str], None]) -> None:
 
 
 def changes(rows: Iterator[list[Run]]) -> Iterator[Run]:
-    """Each run when it is first seen, and whenever its state, job, attempt or cause has changed."""
+    """Each run when it is first seen, and whenever its state, job, attempt, cause or what it waits for has changed."""
     last: dict[str, tuple[object, ...]] = {}
     for runs in rows:
         for run in runs:
-            now = (run.state, run.job_id, run.attempts, run.cause, run.is_over)
+            waits = (run.pending_reason, run.cancel_asked)
+            now = (run.state, run.job_id, run.attempts, run.cause, run.is_over, waits)
             if last.get(run.run_id) != now:
                 last[run.run_id] = now
                 yield run
@@ -82,14 +97,15 @@ def picture(runs: Sequence[Run], said: Sequence[str]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
-    for name in ("run", "state", "job", "attempt", "steps", "loss", "cause"):
+    for name in ("run", "state", "job", "attempt", "steps", "loss", "cause", "waits for", "expected start"):
         table.add_column(name, no_wrap=True, min_width=22 if name == "run" else None)
     for run in runs:
         made = folder.attempts(Path(run.run_dir))
         step = status.last_step(made[-1]) if made else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
         # Reasons quote logs: nothing in them is markup.
-        cells = (run.run_id, run.state, run.job_id, run.attempt, str(run.steps), loss, run.cause)
+        cells = (run.run_id, run.state, run.job_id, run.attempt, str(run.steps), loss, run.cause, run.pending_reason,
+                 run.expected_start)  # fmt: skip
         table.add_row(*(Text(cell) for cell in cells))
     ended = [f"{run.run_id}: {run.cause}: {run.reason}" for run in runs if run.cause and run.state != "COMPLETED"]
     table.caption = Text("\n".join([*ended[-_LAST:], *said]))

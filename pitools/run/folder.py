@@ -8,6 +8,7 @@
     jobs/<k>/           one submission, k = 0, 1, …: `launch/jobs.py` draws it
     unbegun/<k>/        why a local run's k-th supervisor began no attempt
     events.jsonl        pit.event/1: what was done to the run, oldest first
+    cancel.json         pit.cancel/1: a cancel that was asked for, and is not yet carried out
     verdict.json        pit.verdict/1: how it ended, once and for all; absent while it is to go on
     provenance.json     what it was made from, with code/, environment.txt, dirty.patch: `launch/reproduce` writes them
     checkpoints/        `pitools/checkpoint` draws it
@@ -23,6 +24,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import stat
@@ -33,7 +35,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pitools.core import clock, trust
-from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.errors import ClusterError, DataError, UsageError, nearest
 from pitools.core.files import write_atomic
 from pitools.core.record import Record
 
@@ -49,7 +51,9 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     exit_code: of the last attempt; None until it ended. job_id: of its newest job, "" before submission. attempt: the
     newest's name, "" before the first; attempts: how many there were. steps: the last one reached + 1, or those that
     are safe where the program logs none. cause, reason: why it ended, or why its last attempt did. is_over: whether
-    that is its verdict: a run without one goes on, whatever became of its job.
+    that is its verdict: a run without one goes on, whatever became of its job. cancel_asked: when its cancel was asked
+    for that is still to be carried out, "" where none is. pending_reason, expected_start: of a job that waits, as Slurm
+    has them; "" where it says nothing.
     """
 
     run_id: str
@@ -67,6 +71,9 @@ class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     cause: str = ""
     reason: str = ""
     is_over: bool = False
+    cancel_asked: str = ""
+    pending_reason: str = ""
+    expected_start: str = ""
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
@@ -134,11 +141,19 @@ def make(path: Path, access: str) -> None:
 
 
 def runs(root: Path) -> list[Path]:
-    """The folders of all runs below a root, by name: of one request, oldest first.
+    """The folders of all runs below a root, oldest first; [] where there is no such folder.
 
     One that cannot be looked into now (a stale file handle, storage that is away) is among them: reading it says so.
+    Raises ClusterError where the root cannot be read.
     """
-    return sorted(path for path in root.glob("[!.]*") if _has_plan(path))
+    try:
+        names = [name for name in os.listdir(root) if not name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        what = f"cannot read this folder of runs: {os.strerror(error.errno or 0)}"
+        raise ClusterError(what, where=str(root)) from error
+    return [root / name for name in sorted(names, key=age) if _has_plan(root / name)]
 
 
 def _has_plan(path: Path) -> bool:
@@ -149,6 +164,11 @@ def _has_plan(path: Path) -> bool:
     except OSError:
         return True
     return True
+
+
+def age(run_id: str) -> tuple[str, str]:
+    """What sorts run ids by when they were made, oldest first."""
+    return _stamp(run_id), run_id
 
 
 def find(runs: Path, run: str) -> Path:
@@ -176,8 +196,9 @@ def meant(run: str, known: Collection[str]) -> str:
 
 
 def _stamp(run_id: str) -> str:
-    """When an id was made, as text that sorts."""
-    return run_id[-22:-7]
+    """When an id was made, as text that sorts; "" for a name that does not say."""
+    stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{6}$", run_id)
+    return stamp[1] if stamp else ""
 
 
 def _without_plan(run_dir: Path) -> str:
@@ -202,6 +223,15 @@ def attempts(run_dir: Path) -> list[Path]:
     # `<restart>`, or `<array task>.<restart>`: numbers sort as numbers.
     found = [path for path in (run_dir / "attempts").glob("*") if re.fullmatch(r"\d+(\.\d+)?", path.name)]
     return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
+
+
+def job_logs(run_dir: Path) -> list[Path]:
+    """The outputs of the run's jobs, oldest first: ids sort as numbers."""
+
+    def ids(path: Path) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", path.stem)]
+
+    return sorted(run_dir.glob("slurm-*.out"), key=lambda path: (ids(path), path.name))
 
 
 def ranks(attempt: Path, node: str) -> list[Rank]:

@@ -20,7 +20,7 @@ _NO_RANKS = {"stage"}
 _PYTHON = re.compile(r"python[\d.]*")
 
 
-class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
+class Verdict(Record, frozen=True, kw_only=True, tag="pit.script-check/1"):
     """What one check says of a script. check: `bash` or `sbatch`."""
 
     check: str

@@ -19,7 +19,7 @@ _LONGEST = 130_000  # Linux takes 128 KiB in one argument
 
 _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 
-MINE = ("%i", "%A", "%T")
+MINE = ("%i", "%r", "%S", "%A", "%T")
 VERSION = ["sinfo", "-V"]
 USER = ["id", "-un"]
 CONFIG = ["scontrol", "show", "config"]

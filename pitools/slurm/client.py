@@ -13,7 +13,7 @@ from typing import BinaryIO
 from pitools.core import proc
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.slurm import argv, pace, parse_accounts, parse_cluster, parse_jobs, parse_nodes, parts
-from pitools.slurm.answer import rows, separator
+from pitools.slurm.answer import moment, plain, rows, separator
 from pitools.slurm.reach import MARK, READING, Reach, Run, call
 from pitools.slurm.records import (
     Accounting,
@@ -34,6 +34,11 @@ from pitools.slurm.states import UNKNOWN, job_state
 __all__ = ["Client", "Reach"]
 
 _NO_TOPOLOGY = ("No topology information", "topology configuration is not available")
+
+
+def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> parts.Row:
+    row = parts.Row(job_id, raw_id, job_state(state))
+    return row._replace(reason=plain(reason), start=moment(start, UTC)) if row.state == "PENDING" else row
 
 
 class Client:
@@ -133,7 +138,7 @@ class Client:
         if not ids:
             return {}
         jobs = self.jobs(ids, all_states=True, each_task=True)
-        known = parts.queued((job.job_id, job.raw_id, job.state) for job in jobs)
+        known = parts.queued(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)
         missing = [job_id for job_id in ids if job_id not in known]
         if missing:
             known = {**self._accounted(missing), **known}
@@ -144,17 +149,18 @@ class Client:
             jobs = self.accounting(ids, attempts=False)
         except PitError:
             return {}
-        return parts.accounted((job.job_id, job.raw_id, job.state) for job in jobs)
+        return parts.accounted(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)
 
     def mine(self) -> list[parts.Row]:
-        """Id, number and state of every job of this user, each task by itself, also of those that ended minutes ago.
+        """Id, number and state of every job of this user, each task by itself, also of those that ended minutes ago; of
+        those that wait also why, and when they are expected to start.
 
         As cheap as squeue can be: for all jobs at once, and for asking again and again.
         """
         sep = separator()
         command = argv.mine(sep)
         said = rows(self._read(command), sep, len(argv.MINE), command[0])
-        return [(job_id, raw_id, job_state(state)) for job_id, raw_id, state in said]
+        return [_row(*values) for values in said]
 
     def test_only(self, script: str, args: Sequence[str] = ()) -> StartEstimate:
         """When and where the script would start now. A `--begin` in it is read as UTC here."""
@@ -200,6 +206,9 @@ class Client:
         """
         command = argv.cancel(ids, name)
         done = self._call(command, {})
+        # Not is_silent: a refusal of scancel's own has codes above 128.
+        if done.code < 0 or (done.code and not done.stderr.strip()):
+            raise Unreachable(f"it ended with {done.code} and did not say why", where=command[0])
         if (done.code or "error" in done.stderr) and not means_gone(done.stderr):
             raise self._refusal(command, done)
 

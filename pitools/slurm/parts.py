@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pitools.slurm.states import is_finished, joint
 
-Row = tuple[str, str, str]
-"""Job id, its number, its state: `6_1`, `14`, `RUNNING`."""
+
+class Row(NamedTuple):
+    """Job id, its number, its state: `6_1`, `14`, `RUNNING`. reason, start: of one that waits, why and until when."""
+
+    job_id: str
+    raw_id: str
+    state: str
+    reason: str = ""
+    start: str = ""
+
+
+def waiting(rows: Iterable[Row]) -> dict[str, Row]:
+    """The row of a waiting job by every id that it answers to; of an array the first part's that waits."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.state == "PENDING":
+            for name in (row.job_id, row.raw_id, whole(row.job_id)):
+                found.setdefault(name, row)
+    return found
 
 
 def queued(rows: Iterable[Row]) -> dict[str, str]:
@@ -16,7 +34,7 @@ def queued(rows: Iterable[Row]) -> dict[str, str]:
     slurmctld forgets the parts of an array one by one: that all which it still knows have ended decides nothing.
     """
     told = list(rows)
-    wholes = {whole(job_id) for job_id, _, _ in told if whole(job_id) != job_id}
+    wholes = {whole(row.job_id) for row in told if whole(row.job_id) != row.job_id}
     return {
         job_id: joint(states)
         for job_id, states in _by_id(told).items()
@@ -37,7 +55,7 @@ def whole(job_id: str) -> str:
 def _by_id(rows: Iterable[Row]) -> dict[str, list[str]]:
     """States by every id that a job answers to: its own, its number, and its array's or het job's."""
     found: dict[str, list[str]] = {}
-    for job_id, raw_id, state in rows:
-        for name in dict.fromkeys((job_id, raw_id, whole(job_id))):
-            found.setdefault(name, []).append(state)
+    for row in rows:
+        for name in dict.fromkeys((row.job_id, row.raw_id, whole(row.job_id))):
+            found.setdefault(name, []).append(row.state)
     return found

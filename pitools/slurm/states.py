@@ -34,6 +34,14 @@ _COMPACT = {
 }
 _JOB_STATES = frozenset(_COMPACT.values())
 
+# Why a job waits that begins only when somebody releases it; squeue has `_` for a space.
+_HELD_REASONS = frozenset(
+    {
+        "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held", "job requeued in held state",
+        "job requeued in special exit",
+    }
+)  # fmt: skip
+
 # A state that a later Slurm adds is in neither set: it is not finished until Slurm says one of these.
 _FINISHED = frozenset(
     {
@@ -92,6 +100,11 @@ def job_state(text: str) -> str:
         whole = [state for state in _JOB_STATES if state.startswith(word[:-1])]
         return whole[0] if len(whole) == 1 else word
     return _COMPACT.get(word, word) or UNKNOWN
+
+
+def is_held(reason: str) -> bool:
+    """Whether a job that waits for this reason begins only when somebody releases it."""
+    return reason.replace("_", " ") in _HELD_REASONS
 
 
 def is_finished(state: str) -> bool:

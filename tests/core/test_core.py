@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -195,3 +196,10 @@ def test_what_is_no_host_list_is_said_at_once(text: str) -> None:
 def test_blanks_divide_a_host_list() -> None:
     """Lists that were pasted, with newlines and blanks between and within, are read as they look."""
     assert hosts.expand("n1\nn2 n3, n[4-5, 07]") == ["n1", "n2", "n3", "n4", "n5", "n07"]
+
+
+def test_a_schema_is_one_record(repo: Path) -> None:
+    """No two records have one name in their output; one that only adds fields to another may have its name."""
+    texts = [path.read_text() for path in (repo / "pitools").rglob("*.py")]
+    tags = [tag for text in texts for tag in re.findall(r'^class \w+\(Record,[^)]*tag="([^"]+)"', text, re.M)]
+    assert sorted(set(tags)) == sorted(tags)

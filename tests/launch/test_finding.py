@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,12 +20,13 @@ import msgspec
 import pytest
 
 from pitools import cli
-from pitools.core.errors import DataError, PitError, UsageError
+from pitools.core.errors import ClusterError, DataError, PitError, UsageError
+from pitools.launch import logs, status, watching
 from pitools.launch import plan as planning
-from pitools.launch import status, watching
+from pitools.launch.recover import logs as evidence_logs
 from pitools.launch.recover import settling
 from pitools.run import folder
-from pitools.run.attempt import Cause
+from pitools.run.attempt import Cause, Start
 from pitools.site.load import load
 
 MakePlan = Callable[..., planning.Plan]
@@ -98,7 +101,7 @@ def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run
 
 
-@pytest.mark.parametrize("part", ["plan.json", "job.json", "verdict.json", "attempts/1/exit.json"])
+@pytest.mark.parametrize("part", ["plan.json", "job.json", "verdict.json"])
 def test_a_damaged_part_is_named_with_what_to_do(ended: Path, part: str) -> None:
     """Whatever looks at it: the file, and what is to be had without it. Who needs no word of it goes on."""
     path = ended / part
@@ -112,6 +115,87 @@ def test_a_damaged_part_is_named_with_what_to_do(ended: Path, part: str) -> None
     assert {(type(error), error.where) for error in heard} == {(DataError, str(path))}
     begin = "start it anew" if part == "plan.json" else "move the file away"
     assert all(error.hint.startswith(begin) for error in heard)
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The ids that `list` has for the site, also where it then raises."""
+    with contextlib.suppress(PitError):
+        pit_here("list", *(words or ("--site", "other")))
+    return [json.loads(line)["run_id"] for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("part", ["verdict.json", "job.json", "plan.json", "attempts/1/exit.json"])
+def test_one_bad_record_hides_no_other_run(
+    ended: Path, part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file, as a full disk leaves it: the others are listed, and it is said which one is damaged."""
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    shutil.copytree(ended, ended.with_name("y-20260102-000000-abc123"))
+    (ended / part).write_bytes(b"")
+    with contextlib.suppress(DataError):
+        pit_here("list", "--site", "other")
+    said = capsys.readouterr()
+    assert "y-20260102-000000-abc123" in said.out
+    assert part in said.err or ended.name in said.out
+
+
+def test_a_damaged_attempt_is_no_obstacle(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show`, `why` and `cancel` work on a run whose last attempt left half a record, or none that can be read."""
+    (ended / "verdict.json").unlink()
+    for name in ("exit.json", "cause.json", "start.json"):
+        (ended / "attempts" / "1" / name).write_bytes(b"{")
+    pit_here("show", str(ended))
+    pit_here("why", str(ended), "--format", "table")
+    assert "attempt 1: cause.json is damaged" in capsys.readouterr().out
+    pit_here("cancel", str(ended))
+    assert json.loads(capsys.readouterr().out)["state"] == "CANCELLED"
+
+
+def test_oldest_first_at_several_sites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """By when runs were made, whatever they are called; each site that was named, and not the last in silence."""
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    (tmp_path / "more.toml").write_text(f'name = "more"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/more"\n')
+    ids = ["z-20250101-000000-abc123", NAME, "a-20270101-000000-abc123"]
+    for name, site in ((ids[0], "more"), (ids[2], "other")):
+        made = (tmp_path / "more" if site == "more" else run.parent) / name
+        shutil.copytree(run, made)
+        plan = status.plan_of(made)
+        (made / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site=site)))
+    assert listed(capsys) == ids[1:]
+    assert listed(capsys, "--site", "other", "--site", "more") == ids
+    assert listed(capsys, "--site", "nosuch", "--site", "more") == ids[:1]
+    with pytest.raises(click.BadParameter):
+        pit_here("show", NAME, "--site", "other", "--site", "more")
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`list` does not call it that: it fails; a folder that is not there yet has no runs."""
+    assert folder.runs(tmp_path / "nothing") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError):
+        folder.runs(tmp_path / "file")
+
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(folder.os, "listdir", refuse)  # root may read everything
+    with pytest.raises(ClusterError):
+        pit_here("list", "--site", "local")
+
+
+def test_the_newest_log_is_that_of_the_newest_job(ended: Path) -> None:
+    """Job ids are numbers: 100 comes after 99; and what is job 9's is not job 99's."""
+    for job_id in (99, 100, 9):
+        (ended / f"slurm-{job_id}.out").touch()
+    (ended / "attempts" / "1" / "logs").mkdir()
+    found = logs.path(ended, 0)
+    assert found is not None
+    assert found.name == "slurm-100.out"
+    start = Start(attempt="1", job=0, job_id="9", cluster="", restart=0, node_list="", nodes=1, started="")
+    own = evidence_logs._slurm_logs(ended, ended / "attempts" / "1", start)
+    assert [path.name for path, _ in own] == ["slurm-9.out"]
 
 
 def test_who_is_over_is_not_cancelled(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def main(steps, deaf=False):
     signal.signal(signal.SIGUSR2, (lambda *_: None) if deaf else (lambda *_: told.append(1)))
     at, run = Path(os.environ["PIT_CHECKPOINT_DIR"]), Path(os.environ["PIT_RUN_DIR"]).name
     owner.claim(at, run, "m")
-    done = find.newest(at)
+    done = find.newest(at) or 0
     (Path(os.environ["PIT_ATTEMPT_DIR"]) / "began").write_text(str(done))
     while done < steps and not told:
         time.sleep(0.05)

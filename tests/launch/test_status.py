@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from pitools.core import clock
-from pitools.launch import jobs, once, status, watching
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.launch import jobs, once, polling, status, watching
 from pitools.launch import plan as planning
-from pitools.launch.recover import asking, settling
-from pitools.run import folder
-from pitools.run.attempt import Decision, Start
+from pitools.launch.recover import asking, cancelling, settling
+from pitools.run import cancel_request, folder
+from pitools.run.attempt import Cause, Decision, Start
 from pitools.site.load import load
 
 MakePlan = Callable[..., planning.Plan]
@@ -48,18 +50,25 @@ def test_a_run_that_ends_while_slurm_is_asked(
 
 
 class Says:
-    """A Slurm that says one word of every job, and notes what it is told to end."""
+    """A Slurm that says one word of every job, and notes what it is told to end, or refuses that."""
 
     def __init__(self, word: str) -> None:
-        self.word, self.ended, self.verdict_was_there = word, [""], False
+        self.word, self.ended, self.was_there = word, [""], [False, False]
         self.run_dir = Path()
+        self.refuses: PitError | None = None
+        self.waits = polling.Told(state="PENDING", age_s=0.0)
 
     def ask(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
         return dict.fromkeys(ids, self.word)
 
+    def states(self, site: object, ids: list[str]) -> dict[str, polling.Told]:
+        return dict.fromkeys(ids, self.waits)
+
     def cancel(self, ids: list[str]) -> None:
+        self.was_there = [(self.run_dir / name).exists() for name in ("cancel.json", "verdict.json")]
+        if self.refuses:
+            raise self.refuses
         self.ended = list(ids)
-        self.verdict_was_there = (self.run_dir / "verdict.json").exists()
 
 
 @pytest.fixture
@@ -84,7 +93,7 @@ def say(word: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     slurm: Any = Says(word)
     slurm.run_dir = run_dir
     monkeypatch.setattr(asking, "polling", slurm)
-    monkeypatch.setattr(status, "client", lambda site: slurm)
+    monkeypatch.setattr(cancelling, "client", lambda site: slurm)
     return slurm  # type: ignore[no-any-return]
 
 
@@ -126,13 +135,87 @@ def test_the_verdict_is_what_counts(run_dir: Path, monkeypatch: pytest.MonkeyPat
     assert run.reason == "CUDA out of memory"
 
 
-def test_cancel_says_so_first(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict is there before Slurm is told, every job of the run is ended, and again does no harm."""
+def test_cancel_is_asked_for_first(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on disk before Slurm is told, is the verdict only after, ends every job, and again does no harm."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    for _ in range(2):
+    for there in ([True, False], [False, True]):
         status.cancel(run_dir, load("alpha"))
-        assert (slurm.ended, slurm.verdict_was_there) == (["5", "6"], True)
+        assert (slurm.ended, slurm.was_there) == (["5", "6"], there)
+        assert not (run_dir / "cancel.json").exists()
     assert settling.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+
+
+def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent Slurm: it stays asked for, is shown as that, and the next one who continues the run carries it out."""
+    slurm = say("RUNNING", run_dir, monkeypatch)
+    slurm.refuses = Unreachable("Unable to contact slurm controller")
+    with pytest.raises(Unreachable):
+        status.cancel(run_dir, load("alpha"))
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
+    slurm.refuses = None
+    (run_dir / "attempts").mkdir(exist_ok=True)
+    (run_dir / "script.sbatch").touch()
+    done = status.continued(run_dir, load("alpha"))
+    assert done is not None
+    assert (done.action, slurm.ended) == ("stop", ["5", "6"])
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, run.is_over, run.cancel_asked) == ("CANCELLED", True, "")
+
+
+def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of it, and the run goes on; so it does when one was asked for by somebody else than its owner."""
+    slurm = say("RUNNING", run_dir, monkeypatch)
+    slurm.refuses = ClusterError("Access/permission denied")
+    with pytest.raises(ClusterError):
+        status.cancel(run_dir, load("alpha"))
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, run.is_over, run.cancel_asked) == ("RUNNING", False, "")
+    assert not (run_dir / "cancel.json").exists()
+    if os.geteuid() == 0:
+        folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now()))
+        os.chown(run_dir / "cancel.json", 12345, -1)
+        assert not status.show(run_dir, load("alpha")).cancel_asked
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int) -> None:
+    """The job itself writes the verdict at its next end: nothing follows but that; one that has finished has."""
+    folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now()))
+    cause = Cause(attempt="0", kind="node" if exit_code else "finished", confidence="certain", reason="it ended")
+    decided = Decision(attempt="0", action="resubmit" if exit_code else "done", kind=cause.kind, reason="it ended")
+    settling.act(run_dir, status.plan_of(run_dir), load("alpha"), cause, decided, in_job=False, after=None)
+    given = settling.verdict(run_dir)
+    assert given is not None
+    assert (given.state, given.kind) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
+    assert not (run_dir / "cancel.json").exists()
+
+
+def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's reason and expected start are part of the record; one that is held is not waited for."""
+    slurm = say("PENDING", run_dir, monkeypatch)
+    slurm.waits = replace(slurm.waits, reason="Resources", start="2026-01-02T00:00:00Z")
+    run = status.show(run_dir, load("alpha"))
+    assert (run.pending_reason, run.expected_start) == ("Resources", "2026-01-02T00:00:00Z")
+    slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")
+    monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
+    with pytest.raises(ClusterError) as caught:
+        status.wait(run_dir, load("alpha"), lambda _: None)
+    assert "scontrol release 6" in caught.value.hint
+    heard: list[str] = []
+    assert len(list(watching.rounds([run_dir], load("alpha"), heard.append, every_s=0))) == 1
+    assert len(heard) == 1
+
+
+def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty exit.json, as a full disk leaves it, hides nothing that Slurm knows, and is named."""
+    say("RUNNING", run_dir, monkeypatch)
+    (run_dir / "attempts" / "0" / "exit.json").write_bytes(b"")
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, "attempts/0/exit.json" in run.reason) == ("RUNNING", True)
+    assert status.show(run_dir, load("alpha"), ask=False).state == "UNKNOWN"
+    assert status.cancel(run_dir, load("alpha")) is None
+    assert status.show(run_dir, load("alpha")).state == "CANCELLED"
 
 
 def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,17 @@ def test_cancelling_what_has_ended_is_done(told: Make, stderr: str) -> None:
     assert ran == [["scancel", "4"], ["scancel", "--name=mine", "4"]]
 
 
+def test_a_scancel_that_is_cut_off_is_no_refusal(told: Make) -> None:
+    """Ended before it said anything, it may have been carried out; scancel's own codes go beyond 128."""
+    client, _ = told(lambda argv: (143, "", ""))
+    with pytest.raises(Unreachable):
+        client.cancel(["4"])
+    said = "scancel: error: Kill job error on job id 4: Access/permission denied\n"
+    client, _ = told(lambda argv: (210, "", said))
+    with pytest.raises(ClusterError):
+        client.cancel(["4"])
+
+
 def test_cancelling_another_users_job_is_refused(told: Make) -> None:
     """A job that is not ours, among jobs that are gone, is an error whatever the exit code."""
     said = (

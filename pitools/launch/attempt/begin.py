@@ -16,7 +16,7 @@ from pitools.launch import jobs, leave
 from pitools.launch.attempt import codes, fence, follow, patient
 from pitools.launch.attempt.where import Job
 from pitools.run import attempt as records
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 
 _ASK_S = 10.0
 
@@ -38,6 +38,7 @@ def begin(job: Job, *, ends: str = "") -> Path:
     before = folder.attempts(job.run_dir)
     if job.mode != "none":
         _refuse_what_is_over(job.run_dir)
+        _refuse_what_is_cancelled(job)
         if before:
             _judge(job, before[-1])
     safe = progress(job.run_dir)
@@ -172,6 +173,19 @@ def _refuse_what_is_over(run_dir: Path) -> None:
         raise NoBeginning(0, f"the run has finished: {verdict.reason}")
     if verdict:
         raise NoBeginning(verdict.exit_code or 1, f"the run was stopped: {verdict.reason}")
+
+
+def _refuse_what_is_cancelled(job: Job) -> None:
+    """End a run here whose cancel Slurm has not taken while this job waited."""
+    if not cancel_request.read(job.run_dir):
+        return
+    from pitools.launch.recover.settling import CANCELLED
+
+    try:
+        follow.stop(job, "cancelled", CANCELLED)
+    except PitError as error:
+        print(f"pit: the run has no verdict: {error}", file=sys.stderr)
+    raise NoBeginning(1, f"the run was stopped: {CANCELLED}")
 
 
 def _judge(job: Job, last: Path) -> None:

@@ -20,7 +20,7 @@ from pitools.launch.polling import asking, kept
 from pitools.launch.polling.kept import Failure, Kept
 from pitools.site.connect import client
 from pitools.site.model import Site
-from pitools.slurm import argv
+from pitools.slurm import argv, parts
 from pitools.slurm.states import UNKNOWN, is_finished
 from pitools.stage.cache.lock import taken
 
@@ -33,7 +33,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     state: UNKNOWN where the last question failed, or where nobody knows the job; a state that is final stays. age_s:
     since the last good answer was asked for, infinite where there was none. was: the last state that was told, "" for
     none. failure: why there is no newer answer, None where there is one. lost: asked again and again, for a minute or
-    more, neither slurmctld nor accounting has ever heard of it.
+    more, neither slurmctld nor accounting has ever heard of it. reason, start: of a job that waits, why and when it is
+    expected to start, as Slurm said last; "" where it does not say.
     """
 
     state: str
@@ -41,6 +42,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     was: str = ""
     failure: Failure | None = None
     lost: bool = False
+    reason: str = ""
+    start: str = ""
 
 
 def states(site: Site, ids: Sequence[str], *, max_age_s: float = math.inf) -> dict[str, Told]:
@@ -52,8 +55,12 @@ def states(site: Site, ids: Sequence[str], *, max_age_s: float = math.inf) -> di
     # What is no job id is nobody's, and must not spoil the question for the others.
     good = [job_id for job_id in ids if argv.is_job_id(job_id)]
     found = _asked(site, good, max_age_s) if good else Kept()
-    now, known = time.time(), found.states()
-    return {job_id: _told(found, known, job_id, now) for job_id in ids}
+    now, known, waiting = time.time(), found.states(), parts.waiting(found.jobs)
+    told = {job_id: _told(found, known, job_id, now) for job_id in ids}
+    for job_id in waiting.keys() & told.keys():
+        row = waiting[job_id]
+        told[job_id] = msgspec.structs.replace(told[job_id], reason=row.reason, start=row.start)
+    return told
 
 
 def _asked(site: Site, ids: Sequence[str], max_age_s: float) -> Kept:

@@ -151,7 +151,7 @@ def _accounts(slurm: Client, found: Kept, gone: Sequence[str]) -> Kept:
         if "storage is disabled" not in error.what:
             return replace(found, unaccounted=_failure(error, found.unaccounted))
         jobs = []  # a cluster without accounting has said all that it will ever say
-    said = parts.accounted((job.job_id, job.raw_id, job.state) for job in jobs)
+    said = parts.accounted(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)
     accounts = dict(found.accounts)
     for job_id in gone:
         tries = accounts[job_id].tries if job_id in accounts else 0

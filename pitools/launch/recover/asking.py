@@ -30,6 +30,11 @@ def states(site: Site, refs: Sequence[folder.JobRef], *, max_age_s: float = math
     return polling.ask(site, [ref.job_id for ref in refs], max_age_s=max_age_s) if refs else {}
 
 
+def waiting(site: Site, ids: Sequence[str]) -> dict[str, polling.Told]:
+    """Why these jobs wait, and when they are expected to start, as Slurm said last. Asks for nothing that is known."""
+    return polling.states(site, ids) if ids and site.scheduler == "slurm" else {}
+
+
 def _local(ref: folder.JobRef) -> str:
     lives = local.alive(ref)
     return UNKNOWN if lives is None else "RUNNING" if lives else "FAILED"

@@ -37,7 +37,7 @@ class _Plan(msgspec.Struct, frozen=True):
     nvme: str = ""
 
 
-class Seen(Record, frozen=True, kw_only=True, tag="pit.seen/1"):
+class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
     """What is known of one attempt.
 
     exit_code, ended: from exit.json; None and "" without it. state: a local run's own word. restarted: whether Slurm

@@ -18,6 +18,7 @@ from pitools.core.hosts import expand
 from pitools.launch.recover import ends, patterns, times, traces
 from pitools.launch.recover.patterns import Pattern, Source
 from pitools.launch.recover.reading import LINE, Text, head, shown, tail
+from pitools.run import folder
 from pitools.run.attempt import Evidence, Start
 
 _RANK_LOGS = 512
@@ -84,11 +85,16 @@ def _slurm_logs(run_dir: Path, attempt: Path, start: Start | None) -> Iterator[t
     for path in sorted((attempt / "logs").glob("*.err"))[:8]:
         yield path, False
     if start and re.fullmatch(r"[\w.-]{1,64}", start.job_id):
-        for path in sorted(run_dir.glob(f"slurm-{start.job_id}*.out"))[:4]:
+        for path in [path for path in folder.job_logs(run_dir) if _is_of(path, start.job_id)][:4]:
             yield path, True
     elif not start:
-        for path in sorted(run_dir.glob("slurm-*.out"))[-1:]:
+        for path in folder.job_logs(run_dir)[-1:]:
             yield path, True
+
+
+def _is_of(path: Path, job_id: str) -> bool:
+    """Whether a job's output is this job's, or a task's of it."""
+    return path.stem == f"slurm-{job_id}" or path.stem.startswith(f"slurm-{job_id}_")
 
 
 def _parts(path: Path, most: int, first: int) -> list[Text]:

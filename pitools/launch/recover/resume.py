@@ -14,13 +14,13 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, UsageError
 from pitools.core.record import Record
 from pitools.launch import jobs, leave, local
-from pitools.launch.recover import asking, judging, policy, putback, settling, unbegun
+from pitools.launch.recover import asking, cancelling, judging, policy, putback, settling, unbegun
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.run.attempt import Cause, Decision, Kind, Start
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
@@ -62,14 +62,20 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
     """Continue a run if that is due. Safe to repeat, and for two at once.
 
     force: also one that has its verdict, whatever that is. state: Slurm's word for the newest job, where the caller has
-    just asked. Raises TryLater where another process is at it or Slurm is silent, DataError for what is no run any
-    more, ClusterError where Slurm refuses a job or the site is not the run's.
+    just asked. Raises TryLater where another process is at it, Slurm is silent, or with `force` the job that a verdict
+    ended is still there; DataError for what is no run any more, ClusterError where Slurm refuses a job or the site is
+    not the run's.
     """
     _check(run_dir, site)
     with held(run_dir / settling.LOCK, f"run {run_dir.name}"):
         given = settling.verdict(run_dir)
         if given and not force:
             return _said(run_dir, "over", f"{given.state}: {given.reason}", cause=given.kind)
+        if cancel_request.read(run_dir):
+            if not force:
+                done = cancelling.carry_out(run_dir, site)
+                return _said(run_dir, "done" if done.state == "finished" else "stop", done.reason, cause=done.kind)
+            settling.reopen(run_dir)
         open_one = _open(run_dir)
         ref = jobs.newest(run_dir) if open_one is None else None
         if open_one is None and ref is None:
@@ -81,9 +87,13 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
                 state = asking.states(site, [ref], max_age_s=_NEW_S)[ref.job_id]
             if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
                 told = putback.told(run_dir, ref, site) if state == "PENDING" and not given else None
+                if given:
+                    raise _still_ending(run_dir, ref, state)
                 return _past(run_dir, site, ref, told) if told else _left(run_dir, state)
             if asking.lives(site, ref.job_id) or (site.scheduler == "none" and local.is_supervised(run_dir)):
                 seen(run_dir, ref)
+                if given:
+                    raise _still_ending(run_dir, ref, state)
                 return _said(run_dir, "left", "its job waits or runs again")
         if given:
             settling.reopen(run_dir)
@@ -181,6 +191,13 @@ def _last_of(run_dir: Path, ref: folder.JobRef) -> Path | None:
 def _left(run_dir: Path, state: str) -> Resumed:
     why = "Slurm has no word of its job" if state == UNKNOWN else f"its job is {state.lower()}"
     return _said(run_dir, "left", why)
+
+
+def _still_ending(run_dir: Path, ref: folder.JobRef, state: str) -> TryLater:
+    """The error that a run cannot begin again yet: the job that its verdict ended is not gone."""
+    what = f"job {ref.job_id} of the run has not ended yet (state {state})"
+    hint = f"give it its time to save, or: scancel {ref.job_id}; then the same command again"
+    return TryLater(what, where=str(run_dir), hint=hint)
 
 
 def _past(run_dir: Path, site: Site, ref: folder.JobRef, told: Accounting) -> Resumed:

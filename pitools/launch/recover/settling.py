@@ -23,7 +23,7 @@ from pitools.launch import jobs, leave, local, once
 from pitools.launch.plan import Plan
 from pitools.launch.recover import asking, exclusions, judging, policy, unbegun
 from pitools.launch.recover.lock import held
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.run.attempt import Cause, Decision, Kind, Start, Verdict
 from pitools.site.connect import client
 from pitools.site.model import Reach, Site
@@ -79,6 +79,8 @@ def act(
     if given := verdict(run_dir):
         action: policy.Action = "done" if given.state == "finished" else "stop"
         return replace(decided, action=action, kind=given.kind, reason=given.reason)
+    if decided.action != "done" and cancel_request.read(run_dir):
+        decided = replace(decided, action="stop", kind="cancelled", reason=CANCELLED, exclude=())
     newest = max(jobs.numbers(run_dir), default=0)
     if in_job and after and newest > after.number and decided.action != "done":
         return replace(decided, action="wait", reason=f"job {newest} of the run goes on with it")
@@ -122,7 +124,7 @@ def _next_job(
     # By its number: whoever comes to the same decision elsewhere, where no lock keeps us apart, sends the same job.
     number = old.number + 1 if old else None
     sent = send(run_dir, plan, site, number=number, wait_s=decided.wait_s, patience_s=patience_s)
-    if verdict(run_dir):  # cancelled in between: who did that may not have seen the job
+    if verdict(run_dir) or cancel_request.read(run_dir):  # in between: who did that may not have seen the job
         with contextlib.suppress(PitError):
             client(site).cancel([sent.job_id])
     if old and in_job:
@@ -213,11 +215,13 @@ def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int 
         write_atomic(building, msgspec.json.encode(made) + b"\n")
         os.link(building, path)
     except FileExistsError:
+        _drop_cancel(run_dir)
         return verdict(run_dir) or made
     except OSError as error:
         raise os_error(error, path) from error
     finally:
         building.unlink(missing_ok=True)
+    _drop_cancel(run_dir)
     folder.note(run_dir, made.state, kind=kind, reason=reason)
     return made
 
@@ -229,23 +233,22 @@ def _jobs(run_dir: Path) -> int:
     return 0
 
 
+def _drop_cancel(run_dir: Path) -> None:
+    with contextlib.suppress(OSError):  # beside a verdict it says nothing
+        (run_dir / cancel_request.FILE).unlink()
+
+
 def verdict(run_dir: Path) -> Verdict | None:
     """The run's verdict; None while it is to go on. Raises DataError for a file that is none."""
     return folder.read(run_dir / "verdict.json", Verdict)
 
 
-def cancelled_on_the_way(run_dir: Path) -> bool:
-    """Of a run that is being moved: say that a person has cancelled it, which whoever moves it finds; else False."""
-    with held(run_dir / LOCK, f"run {run_dir.name}", wait_s=_LOCK_WAIT_S):
-        given = verdict(run_dir)
-        if given is None or not given.reason.startswith(BEING_MOVED):
-            return False
-        folder.write(run_dir / "verdict.json", replace(given, reason=CANCELLED, t=clock.now()), durable=True)
-    return True
-
-
 def reopen(run_dir: Path) -> Verdict | None:
-    """Take a verdict back, and with it what was spent until then; returns it. The caller has the run's lock."""
+    """Take back a verdict, with what was spent until then, or a cancel; returns the verdict.
+
+    The caller has the run's lock.
+    """
+    _drop_cancel(run_dir)
     given = verdict(run_dir)
     if given:
         kept = run_dir / "verdicts"

@@ -1,7 +1,7 @@
 """All of a site's runs, once: what a lost login session, a dead node or a silent Slurm left undone is done.
 
 For cron. Two at once do no harm: the second ends at once. Slurm is asked one question for all runs; a run that goes on
-by itself costs a look at its folder.
+by itself costs a look at its folder. A cancel that Slurm had not taken is carried out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from pitools.core.errors import PitError, TryLater
 from pitools.core.files import os_error
@@ -19,7 +20,7 @@ from pitools.launch.recover import asking, putback
 from pitools.launch.recover.lock import held, is_own
 from pitools.launch.recover.resume import Resumed, resume, seen
 from pitools.launch.recover.settling import plan_of
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.site.model import Site
 from pitools.slurm.states import UNKNOWN, is_finished
 
@@ -27,6 +28,7 @@ LOCK = ".tick.lock"
 LONGEST_S = 300.0
 _YOUNG_S = 60.0  # a submission that was begun just now is still its own process's
 
+T = TypeVar("T")
 Tell = Callable[[Path, PitError], None]
 
 
@@ -57,12 +59,8 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
             refs[path] = None if _is_begun(path) else jobs.newest(path)
         except (PitError, OSError) as error:
             tell(path, _as_ours(error, path))
-    known = asking.states(site, [ref for ref in refs.values() if ref])
-    for path, ref in refs.items():
-        state = known.get(ref.job_id, UNKNOWN) if ref else ""
+    for path, state in _due(refs, site, tell):
         try:
-            if not _is_due(path, ref, state, site):
-                continue
             if time.monotonic() > until:
                 tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
                 return
@@ -72,6 +70,29 @@ def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resume
             continue
         if done.action not in ("left", "over"):
             yield done
+
+
+def _due(refs: dict[Path, folder.JobRef | None], site: Site, tell: Tell) -> Iterator[tuple[Path, str]]:
+    """Runs to be looked at closely, and the states of their jobs; first those to be cancelled, which need no state."""
+    left = dict(refs)
+    for path in refs:
+        if _tried(path, tell, cancel_request.read, path):
+            del left[path]
+            yield path, ""
+    known = asking.states(site, [ref for ref in left.values() if ref])
+    for path, ref in left.items():
+        state = known.get(ref.job_id, UNKNOWN) if ref else ""
+        if _tried(path, tell, _is_due, path, ref, state, site):
+            yield path, state
+
+
+def _tried(path: Path, tell: Tell, function: Callable[..., T], *args: object) -> T | None:
+    """What a function says of a run; None, and told, where it cannot."""
+    try:
+        return function(*args)
+    except (PitError, OSError) as error:
+        tell(path, _as_ours(error, path))
+        return None
 
 
 def open_runs(runs: Path, site: Site, tell: Tell) -> list[Path]:

@@ -40,7 +40,11 @@ def of_run(run_dir: Path) -> Iterator[str]:
     if not made:
         yield "no attempt has begun"
     for path in made:
-        cause = folder.read(path / "cause.json", Cause)
+        try:
+            cause = folder.read(path / "cause.json", Cause)
+        except DataError as error:
+            yield f"attempt {path.name}: cause.json is {error.what}"
+            continue
         if cause is None:
             ended = (path / "exit.json").exists()
             yield f"attempt {path.name}: {'ended, and is not judged yet' if ended else 'no word of its end yet'}"

@@ -18,7 +18,7 @@ from pitools.launch import jobs, leave
 from pitools.launch.attempt import begin, codes, end, fence, follow, notice, signals, where
 from pitools.launch.recover import settling
 from pitools.run import attempt as records
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.site.model import Site
 
 ENDS = "2030-01-01T00:00:00.000Z"
@@ -63,6 +63,17 @@ def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
     assert caught.value.code == codes.NO_LEAVE
     assert leave.told(tmp_path / "jobs" / "1") == "run.7"
     assert len(folder.attempts(tmp_path)) == 2
+
+
+def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
+    """A job that began before Slurm took its cancel ends at once, and the run is cancelled."""
+    folder.write(tmp_path / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    with pytest.raises(begin.NoBeginning) as caught:
+        begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    given = settling.verdict(tmp_path)
+    assert given is not None
+    assert (caught.value.code, given.kind) == (1, "cancelled")
+    assert not (tmp_path / "attempts").exists()
 
 
 @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 3)])

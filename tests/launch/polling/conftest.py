@@ -20,8 +20,8 @@ class Slurm:
     """squeue and sacct, and every call of them. An error instead of rows is raised."""
 
     def __init__(self) -> None:
-        self.queue: list[tuple[str, str, str]] | PitError = []
-        self.accounts: list[tuple[str, str, str]] | PitError = []
+        self.queue: list[tuple[str, ...]] | PitError = []
+        self.accounts: list[tuple[str, ...]] | PitError = []
         self.ran: list[list[str]] = []
         self.now = 1_800_000_000.0
 
@@ -32,7 +32,9 @@ class Slurm:
             raise rows
         if argv[0] == "squeue":
             sep = argv[-1].removeprefix("%i").split("%")[0]
-            text = "".join(sep.join(row) + "\n" for row in rows)
+            # (id, number, state), and of one that waits its reason and expected start.
+            said = [(row[0], *(row[3:] or ("None", "N/A")), row[1], row[2]) for row in rows]
+            text = "".join(sep.join(row) + "\n" for row in said)
         else:
             sep = next(word for word in argv if word.startswith("--delimiter=")).removeprefix("--delimiter=")
             empty = dict.fromkeys(ACCOUNTING_FORMAT, "") | {"ExitCode": "0:0"}

@@ -42,8 +42,8 @@ echo x >> "$0.calls"
 [ -e "$0.hang" ] && sleep 60
 sleep 0.3
 for last; do :; done
-sep=${last#%i}; sep=${sep%%\\%A*}
-echo "4${sep}4${sep}RUNNING"
+sep=${last#%i}; sep=${sep%%\\%r*}
+echo "4${sep}None${sep}N/A${sep}4${sep}RUNNING"
 """
 
 

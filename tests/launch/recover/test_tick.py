@@ -15,10 +15,10 @@ import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch import jobs, polling
-from pitools.launch.recover import settling, tick
+from pitools.launch.recover import cancelling, settling, tick
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import resume
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.site.model import Site
 
 Runs = Any
@@ -51,6 +51,26 @@ def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> Non
     assert found == {"t-2": "resubmit", "t-3": "stop", "t-4": "stop", "t-5": "done"}
     assert (wrong, cluster.asked, len(cluster.sent)) == ([], 1, 1)
     assert ticked(runs) == ({}, [])
+
+
+def test_a_cancel_is_carried_out(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that Slurm had not taken; also while nobody can be asked how jobs are."""
+    run_dir = runs.make()
+    runs.make("t-2")
+    monkeypatch.setattr(cancelling, "client", lambda site: cluster)
+    folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+
+    def silent(*_: object, **__: object) -> None:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(polling, "ask", silent)
+    ticks = tick.tick(runs.root, SITE, lambda *_: None)
+    assert next(ticks).action == "stop"
+    with pytest.raises(Unreachable):
+        next(ticks)
+    given = settling.verdict(run_dir)
+    assert given is not None
+    assert (given.kind, cluster.cancelled) == ("cancelled", ["100"])
 
 
 def test_an_interrupted_submission_is_finished(runs: Runs, cluster: Cluster) -> None:

@@ -1,0 +1,113 @@
+"""Cancel a run: asked for on disk first, then its jobs are ended, and only then it is the run's verdict.
+
+<run>/cancel.json       pit.cancel/1: asked for, and not carried out; nobody continues the run from then on
+
+Slurm silent: it stays asked for, and whoever looks after the run (`tick`, `watch`, `--wait`, `cancel` again, the job
+itself at its next end) carries it out. Slurm refuses: nothing is left of it, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from pitools.core import clock
+from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater
+from pitools.launch import jobs, local, once, polling
+from pitools.launch.recover import settling
+from pitools.launch.recover.lock import held
+from pitools.run import cancel_request, folder
+from pitools.run.attempt import Verdict
+from pitools.site.connect import client
+from pitools.site.model import Site
+
+_LOCK_WAIT_S = 20.0
+
+
+def cancel(run_dir: Path, site: Site) -> Verdict | None:
+    """End a run for good, and every job of it; safe to repeat.
+
+    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. Raises ConfigError
+    when there is no job; TryLater where Slurm gives no answer, and the cancel stays asked for; ClusterError where it is
+    refused, and the run goes on.
+    """
+    given = settling.verdict(run_dir)
+    if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
+        return given
+    if jobs.newest(run_dir) is None and not jobs.numbers(run_dir):
+        # It may have lost its word of them: Slurm calls them by the run's name.
+        hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
+        raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
+    moving = given if given and given.reason.startswith(settling.BEING_MOVED) else None
+    if given and not moving:
+        _end_jobs(run_dir, site)
+        return given
+    if not moving and _has_finished(run_dir):
+        _end_jobs(run_dir, site)
+        return None
+    _ask(run_dir, moving)
+    try:
+        carry_out(run_dir, site)
+    except TryLater as error:
+        hint = f"it stays asked for: `pit launch tick --site {site.name}` tries again, and so does this command"
+        error.hint = f"{error.hint}; {hint}" if error.hint else hint
+        raise
+    except PitError:
+        _withdraw(run_dir, moving)
+        raise
+    return None
+
+
+def carry_out(run_dir: Path, site: Site) -> Verdict:
+    """End the jobs of a run whose cancel was asked for, and write its verdict. Raises as `cancel`."""
+    _end_jobs(run_dir, site)
+    return settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
+
+
+def _ask(run_dir: Path, moving: Verdict | None) -> None:
+    """Write down that the run is to be cancelled; one that is being moved is so no longer."""
+    folder.write(run_dir / cancel_request.FILE, cancel_request.Cancel(t=clock.now()), durable=True)
+    if moving:
+        with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=_LOCK_WAIT_S):
+            if settling.verdict(run_dir) == moving:
+                (run_dir / "verdict.json").unlink(missing_ok=True)
+
+
+def _withdraw(run_dir: Path, moving: Verdict | None) -> None:
+    """Let a run go on whose cancel was refused."""
+    (run_dir / cancel_request.FILE).unlink(missing_ok=True)
+    if moving and (run_dir / "move.json").exists():
+        settling.conclude(run_dir, moving.state, moving.kind, moving.reason)
+
+
+def _has_finished(run_dir: Path) -> bool:
+    """Whether the run's last attempt ended well, though nobody has given its verdict yet."""
+    made = folder.attempts(run_dir)
+    ended = settling.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    return ended is not None and ended.exit_code == 0 and ended.state in ("", "COMPLETED")
+
+
+def _end_jobs(run_dir: Path, site: Site) -> None:
+    """End every job of the run. Raises what ending them raises."""
+    job = jobs.newest(run_dir)
+    if site.scheduler == "none":
+        try:
+            if job:
+                local.cancel(job)
+        except PermissionError as error:
+            what = f"process {job.pid if job else 0} of the run is another user's"
+            raise ClusterError(what, where=str(run_dir), hint="only they, or root, can cancel it") from error
+    else:
+        if job:
+            jobs.check_cluster(site, job)
+        made = [_known(run_dir, site, number) for number in jobs.numbers(run_dir)]
+        if ids := dict.fromkeys(one.job_id for one in (*made, job) if one):
+            client(site).cancel(list(ids))
+        with contextlib.suppress(PitError):  # what is kept grows old by itself
+            polling.changed(site)
+    folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
+
+
+def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:
+    """The run's k-th job, looked for where its sender never heard of it. One that begins later finds the cancel."""
+    return once.find(run_dir, site, number) if jobs.is_open(run_dir, number) else jobs.known(run_dir, number)

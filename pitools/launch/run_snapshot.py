@@ -1,0 +1,80 @@
+"""What a run's folder holds at one moment: what `status` makes a run's record of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pitools.core.errors import DataError
+from pitools.launch import jobs
+from pitools.launch.plan import Plan
+from pitools.launch.recover import evidence, settling
+from pitools.run import cancel_request, folder, steps
+from pitools.run.attempt import Cause, Decision, Verdict
+
+_TAIL = 4096  # bytes: a step's line is a few hundred
+
+
+class RunSnapshot(NamedTuple):
+    """What a run's folder holds at one moment. attempt: the newest's name. ended: how it did.
+
+    damaged: what is wrong with the record of that, "" for nothing: it has ended, and only Slurm knows how.
+    """
+
+    run_dir: Path
+    plan: Plan
+    job: folder.JobRef | None
+    attempt: str
+    attempts: int
+    steps: int
+    ended: folder.Attempt | None
+    cause: Cause | None
+    decided: Decision | None
+    verdict: Verdict | None
+    cancel: cancel_request.Cancel | None
+    damaged: str
+
+    @classmethod
+    def of(cls, run_dir: Path) -> RunSnapshot:
+        """Read it. Raises DataError for what is no run."""
+        made = folder.attempts(run_dir)
+        last = made[-1] if made else run_dir / "attempts"
+        step = last_step(last)
+        ended, damaged = None, ""
+        try:
+            ended = folder.read(last / "exit.json", folder.Attempt)
+        except DataError as error:
+            damaged = f"attempts/{last.name}/exit.json is {error.what}"
+        return cls(
+            run_dir, settling.plan_of(run_dir), _newest_job(run_dir),
+            made[-1].name if made else "", len(made),
+            step.step + 1 if step else evidence.progress(run_dir),
+            ended, settling.read(last / "cause.json", Cause), settling.read(last / "decision.json", Decision),
+            settling.verdict(run_dir), cancel_request.read(run_dir), damaged,
+        )  # fmt: skip
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last attempt was decided not to be the last."""
+        return bool(self.decided and self.decided.action in ("again", "resubmit", "wait"))
+
+
+def _newest_job(run_dir: Path) -> folder.JobRef | None:
+    """The run's newest job; from its own folder where `<run>/job.json` cannot be read. Raises DataError."""
+    try:
+        return folder.read(run_dir / "job.json", folder.JobRef)
+    except DataError:
+        return jobs.newest(run_dir)
+
+
+def last_step(attempt: Path) -> steps.Step | None:
+    """The last step that rank 0 wrote down, from the end of its log; None before there is one."""
+    try:
+        with (attempt / "steps" / "0.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            lines = file.read().split(b"\n")[:-1]
+        return msgspec.json.decode(lines[-1], type=steps.Step) if lines else None
+    except (OSError, msgspec.DecodeError):
+        return None
