@@ -148,7 +148,8 @@ def _make(asked: Asked, found: Intake, hashes: dict[str, Entry]) -> Version | No
         source = _provenance(asked, found, entries)
         intake.check_unchanged(found.sources)
         intake.tell_twins(source)
-        data = compose.manifest(asked.name, made, place, entries, found.recordings, source, asked.parent, asked.codec)
+        data = compose.manifest(asked.name, made, place, entries, found.recordings, source, asked.parent, asked.codec,
+                                found.array_attributes)  # fmt: skip
         return _publish(asked, place, data)
     except (DataError, UsageError) as error:
         if isinstance(error, appending.Drifted):  # which may be accepted, and then nothing is to be made again

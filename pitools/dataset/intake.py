@@ -15,8 +15,8 @@ from pitools.core.errors import DataError, UsageError
 from pitools.core.files import write_atomic
 from pitools.core.progress import bar
 from pitools.core.record import Record
-from pitools.dataset.sources import layouts, schema
-from pitools.dataset.sources.recording import Recording, Refused, natural, refusal, sort_out
+from pitools.dataset.sources import attributes, layouts, schema
+from pitools.dataset.sources.recording import Recording, Refused, natural, refusal, refuse_names, sort_out
 from pitools.dataset.sources.schema import Schema
 from pitools.dataset.write import crew
 from pitools.dataset.write.maker import CHANGED
@@ -41,13 +41,14 @@ class EpisodeRecord(Record, frozen=True, kw_only=True, tag="pit.dataset-episode/
 class Intake(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked, and found. recordings: in natural order, with accepted episodes alone; those without any left
     out. sources: every file that will be read, and `places` which of them are each recording's. notes: what is odd,
-    and of which recording."""
+    and of which recording. array_attributes: those that all episodes have, by array."""
 
     recordings: tuple[Recording, ...]
     refused: tuple[Refused, ...]
     sources: tuple[Source, ...]
     places: tuple[tuple[int, ...], ...]
     notes: tuple[tuple[Path, str], ...] = ()
+    array_attributes: dict[str, dict[str, Any]] = {}
 
 
 def take(
@@ -62,8 +63,10 @@ def take(
     recordings, more = _alike(recordings, parent)
     kept = [recording for recording in recordings if recording.episodes]
     sources, places = _sources(kept)
-    notes = tuple((recording.path, note) for recording in kept for note in recording.notes)
-    return Intake(recordings=tuple(kept), refused=(*refused, *more), sources=sources, places=places, notes=notes)
+    about, differing = attributes.common(kept, parent.array_attributes if parent else None)
+    notes = [(recording.path, note) for recording in kept for note in recording.notes]
+    return Intake(recordings=tuple(kept), refused=(*refused, *more), sources=sources, places=places,
+                  notes=(*notes, *differing), array_attributes=about)  # fmt: skip
 
 
 def records(intake: Intake) -> Iterable[EpisodeRecord]:
@@ -84,10 +87,7 @@ def report(intake: Intake, path: Path) -> None:
 def judge(intake: Intake, *, skip_refused: bool) -> None:
     """Say what is odd, and what was refused. Raises DataError where something was and may not be left out, and where
     nothing is left."""
-    for path, note in intake.notes[:_SHOWN]:
-        print(f"pit: note: {path}: {note}", file=sys.stderr)
-    if len(intake.notes) > _SHOWN:
-        print(f"pit: note: and {len(intake.notes) - _SHOWN} more of the kind", file=sys.stderr)
+    _tell(intake.notes)
     refused = intake.refused
     if refused and not skip_refused and len(refused) == 1:
         raise DataError(refused[0].why, where=refused[0].where, hint=refused[0].hint)
@@ -98,10 +98,22 @@ def judge(intake: Intake, *, skip_refused: bool) -> None:
     accepted = sum(len(recording.episodes) for recording in intake.recordings)
     if refused and not skip_refused:
         what = f"{len(refused)} of {accepted + len(refused)} episodes are refused, the first: {refused[0].why}"
-        hint = "repair them, or leave them out with --skip-refused"
+        hint = f"{refused[0].hint or 'repair them'}; or leave those episodes out with --skip-refused"
         raise DataError(what, where=refused[0].where or str(refused[0].path), hint=hint)
     if not accepted:
         raise DataError("no episode is left", where=str(refused[0].path) if refused else "", hint="see --report FILE")
+
+
+def _tell(notes: Iterable[tuple[Path, str]]) -> None:
+    """Print each note once, with the first recording that it is of."""
+    paths: dict[str, list[Path]] = {}
+    for path, note in notes:
+        paths.setdefault(note, []).append(path)
+    for note, found in list(paths.items())[:_SHOWN]:
+        more = f" (and {len(found) - 1} more recordings)" if len(found) > 1 else ""
+        print(f"pit: note: {found[0]}{more}: {note}", file=sys.stderr)
+    if len(paths) > _SHOWN:
+        print(f"pit: note: and {len(paths) - _SHOWN} more", file=sys.stderr)
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
@@ -154,7 +166,8 @@ class _Scanner:
         try:
             keep = bool(self._schema and self._schema.keep_next_obs)
             found = layouts.scan(path, self._layout, self._skip, keep_next_obs=keep)
-            return number, schema.apply(self._schema, found) if self._schema else found
+            found = schema.apply(self._schema, found) if self._schema else found
+            return number, attributes.as_json(refuse_names(found))
         except DataError as error:
             item = refusal("", path, error)
             return number, msgspec.structs.replace(item, where=item.where or str(path))

@@ -14,6 +14,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import hdf5
+from pitools.dataset.sources.attributes import of_array
 from pitools.dataset.sources.recording import Episode, Hdf5, Recording, describe, language, refusal, skipped
 
 _SUFFIXES = {
@@ -38,16 +39,17 @@ def scan(path: Path, file: h5py.File, skip: Sequence[str], *, expected: str) -> 
 
 
 def _episode(place: Hdf5, file: h5py.File, steps: int, skip: Sequence[str]) -> Episode:
-    columns = []
+    columns, about = [], {}
     for key, dataset in hdf5.walk(file):
         name, camera = _name(key)
         # compress_len is where a picture ends in its padded row; the picture says so itself.
         if key.rpartition("/")[2] == "compress_len" or skipped(name, skip, key):
             continue
         columns.append((name, hdf5.column_or_pictures(dataset, steps, place, camera=camera)))
+        about[name] = of_array(hdf5.attributes(dataset))
     kept = hdf5.attributes(file)
     return describe(place.path.stem, place.path, steps, columns, "action", str(place.path), language=language(kept),
-                    attributes=kept)  # fmt: skip
+                    attributes=kept, array_attributes=about)  # fmt: skip
 
 
 def _name(key: str) -> tuple[str, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -183,24 +182,24 @@ def _check_filters(dataset: h5py.Dataset, where: str) -> None:
         raise DataError(what, where=where, hint=hint) from error
 
 
-def attributes(node: h5py.Group) -> dict[str, Any]:
-    """A node's attributes as JSON can hold them."""
+def attributes(node: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+    """A node's attributes as plain values: text, numbers, lists."""
     return {str(key): plain(node.attrs[key]) for key in sorted(node.attrs)}
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value as a JSON value: bytes are UTF-8 text, arrays are lists, not-a-number is null."""
+    """An attribute's value as a plain one: bytes are UTF-8 text, bytes that are not are kept as surrogates, arrays are
+    lists."""
     if isinstance(value, np.ndarray):
         return [plain(item) for item in value.tolist()]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        item = value.item()
+        return str(item) if isinstance(item, np.generic) else plain(item)  # Python has no long double
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return value.decode(errors="surrogateescape")
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     return None if isinstance(value, h5py.Empty) else str(value)
 

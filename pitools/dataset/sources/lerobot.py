@@ -128,9 +128,10 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     files = _Files(info, rows)
     episodes: list[Episode] = []
     refused: list[Refused] = []
+    about = {name: {"names": feature.names} for name, feature in features.items() if feature.names is not None}
     for row in rows:
         try:
-            episodes.append(_episode(path, row, features, files))
+            episodes.append(_episode(path, row, features, files, about))
         except DataError as error:
             refused.append(refusal(row.name, path, error))
     taken = {episode.name for episode in episodes}
@@ -171,7 +172,7 @@ def store_name(key: str) -> str:
     return key.replace(".", "/")
 
 
-def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files) -> Episode:
+def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, about: dict[str, Any]) -> Episode:
     where = f"{path}: {row.name}"
     if row.stop - row.start != row.steps:
         raise DataError(f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=meta.AGAIN)
@@ -189,7 +190,7 @@ def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files) 
                                      place=place)))  # fmt: skip
     attributes = {"tasks": list(row.tasks)} if len(row.tasks) > 1 else {}
     return describe(row.name, path, row.steps, columns, "length", where, language=row.tasks[0] if row.tasks else "",
-                    attributes=attributes)  # fmt: skip
+                    attributes=attributes, array_attributes=about)  # fmt: skip
 
 
 def _video(row: Row, feature: Feature, files: _Files, where: str) -> Video:

@@ -34,9 +34,10 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     columns = {name: store.array(name) for name in sorted(manifest.arrays)
                if manifest.along_steps(name) and not skipped(name, skip)}  # fmt: skip
     names = _names(lines, store.attributes)
+    about = zarr_store.array_attributes(path, columns)
     episodes = tuple(
         zarr_store.episode(path, name, columns, low, high, published=True, language=str(line.get("language") or ""),
-                           attributes=dict(line.get("attributes") or {}))
+                           attributes=dict(line.get("attributes") or {}), array_attributes=about)
         for name, line, low, high in zip(names, lines, offsets[:-1], offsets[1:], strict=True)
     )  # fmt: skip
     splits = {split: tuple(names[number] for number in numbers)

@@ -19,6 +19,7 @@ from pitools.core.errors import DataError, PitError
 MAX_ROW_BYTES = 256 << 20
 APART = "ingest them apart, or leave the array out with --skip"
 RESERVED = "episode_"
+LEFT_OUT_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in a --schema file keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr keeps names with a leading `__` to itself, and `*.json` would meet its files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
@@ -100,7 +101,10 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode: its name in the recording, its length in steps, and its columns by array name."""
+    """One episode: its name in the recording, its length in steps, and its columns by array name.
+
+    attributes: what is said of the episode. array_attributes: of its arrays, by their names: units, names of columns.
+    """
 
     name: str
     path: Path
@@ -108,6 +112,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Column]
     language: str = ""
     attributes: dict[str, Any] = {}
+    array_attributes: dict[str, dict[str, Any]] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,29 +154,30 @@ def skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(key, pattern) for pattern in skip)
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_unique(names: Sequence[str], where: str) -> None:
+    """Raises DataError for a name that two arrays of a recording would have."""
+    if twice := next((name for name, count in Counter(names).items() if count > 1), ""):
+        what = f"two arrays of the recording would both be {twice!r}"
+        raise DataError(what, where=where, hint="rename one in the recording, or leave it out with --skip")
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
     """Raises DataError for an array name that cannot be a path in the store, or that stands in another's way."""
     for name in names:
         if not all(_NAME_PART.fullmatch(part) for part in name.split("/")) or name.startswith(RESERVED):
-            raise DataError(
-                f"an array cannot be named {name!r}",
-                where=where,
-                hint="rename it in the recording, or leave it out with --skip",
-            )
-        clash = next((other for other in names if other.startswith(name + "/")), "")
-        if clash or names.count(name) > 1:
-            raise DataError(
-                f"two arrays of the recording would both be {name!r}" if not clash else f"{clash!r} lies in {name!r}",
-                where=where,
-                hint="rename one in the recording, or leave it out with --skip",
-            )
+            hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
+            raise DataError(f"an array cannot be named {name!r}", where=where, hint=hint)
+        if clash := next((other for other in names if other.startswith(name + "/")), ""):
+            hint = "rename one by [rename] in a --schema file, or leave it out with --skip"
+            raise DataError(f"{clash!r} lies in {name!r}", where=where, hint=hint)
 
 
 def describe(name: str, path: Path, steps: int, columns: Sequence[tuple[str, Column]], lead: str, where: str, *,
-             language: str = "", attributes: dict[str, Any] | None = None) -> Episode:  # fmt: skip
+             language: str = "", attributes: dict[str, Any] | None = None,
+             array_attributes: dict[str, dict[str, Any]] | None = None) -> Episode:  # fmt: skip
     """The episode of these columns. Raises DataError unless it has steps, and every column one row for each. `lead` is
     what set the length."""
-    check_names([array for array, _ in columns], where)
+    check_unique([array for array, _ in columns], where)
     if not columns:
         raise DataError("no array is left", where=where, hint="give --skip fewer patterns")
     if steps == 0:
@@ -184,7 +190,21 @@ def describe(name: str, path: Path, steps: int, columns: Sequence[tuple[str, Col
                 hint="repair or remove the episode, or leave the array out with --skip",
             )
     return Episode(name=name, path=path, steps=steps, columns=dict(sorted(columns)), language=language,
-                   attributes=attributes or {})  # fmt: skip
+                   attributes=attributes or {}, array_attributes=array_attributes or {})  # fmt: skip
+
+
+def refuse_names(recording: Recording) -> Recording:
+    """The recording without the episodes that have an array of a name that cannot be stored. A schema may rename it,
+    so that this is for when that has been applied."""
+    kept: list[Episode] = []
+    refused = list(recording.refused)
+    for episode in recording.episodes:
+        try:
+            _check_names(list(episode.columns), f"{episode.path}: {episode.name}")
+            kept.append(episode)
+        except DataError as error:
+            refused.append(refusal(episode.name, episode.path, error))
+    return msgspec.structs.replace(recording, episodes=tuple(kept), refused=tuple(refused))
 
 
 def language(attributes: dict[str, Any]) -> str:

@@ -9,7 +9,9 @@ import h5py
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import hdf5
+from pitools.dataset.sources.attributes import of_array
 from pitools.dataset.sources.recording import (
+    LEFT_OUT_NEXT_OBS,
     SINGULAR,
     Episode,
     Hdf5,
@@ -44,9 +46,12 @@ def scan(path: Path, file: h5py.File, skip: Sequence[str], *, keep_next_obs: boo
         except DataError as error:
             refused.append(refusal(name, path, error))
     episodes, odd = sort_out(whole)
+    leaves_out = (
+        not keep_next_obs and not skipped("next_obs/", skip) and any("next_obs" in data[name] for name in names)
+    )
     splits = _masks(file, names, {episode.name for episode in episodes})
     return Recording(path=path, layout="robomimic", episodes=episodes, splits=splits, attributes=kept,
-                     refused=(*refused, *odd), files=(path,))  # fmt: skip
+                     refused=(*refused, *odd), files=(path,), notes=(LEFT_OUT_NEXT_OBS,) * leaves_out)  # fmt: skip
 
 
 def _demo(file: Hdf5, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_next_obs: bool) -> Episode:
@@ -55,20 +60,21 @@ def _demo(file: Hdf5, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_n
     if actions is None:
         raise DataError("the demo has no actions", where=where, hint="remove the demo, or record it again")
     steps = hdf5.steps(actions)
-    columns = []
+    columns, about = [], {}
     for key, dataset in hdf5.walk(demo):
         head, _, _ = key.partition("/")
         name = SINGULAR.get(key, key)
         # next_obs is obs, one step later; storing it would double the dataset.
         if (keep_next_obs or head != "next_obs") and not skipped(name, skip, key):
             columns.append((name, hdf5.column_or_pictures(dataset, steps, file)))
+            about[name] = of_array(hdf5.attributes(dataset))
     kept = hdf5.attributes(demo)
     claimed = kept.pop("num_samples", steps)
     if claimed != steps:
         what = f"num_samples says {claimed} steps where actions has {steps}"
         raise DataError(what, where=where, hint="the demo was cut: copy it again, or correct its num_samples")
     return describe(demo.name.rpartition("/")[2], file.path, steps, columns, "actions", where,
-                    language=language(kept) or spoken, attributes=kept)  # fmt: skip
+                    language=language(kept) or spoken, attributes=kept, array_attributes=about)  # fmt: skip
 
 
 def _masks(file: h5py.File, names: Sequence[str], taken: set[str]) -> dict[str, tuple[str, ...]]:

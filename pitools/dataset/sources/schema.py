@@ -42,8 +42,8 @@ from pitools.dataset.sources.recording import (
     Recording,
     Refused,
     Resized,
-    check_names,
     check_row,
+    check_unique,
 )
 from pitools.store import digest
 
@@ -147,7 +147,7 @@ def _apply(schema: Schema, episode: Episode) -> Episode:
     for old in tables.rename:
         _find(schema, episode.columns, old, f"rename.{old}")
     pairs = [(tables.rename.get(name, name), column) for name, column in episode.columns.items()]
-    check_names([*(name for name, _ in pairs), *tables.derive], where)
+    check_unique([*(name for name, _ in pairs), *tables.derive], where)
     columns = recorded = dict(pairs)
     derived = {name: _derived(schema, recorded, name, derive, where) for name, derive in tables.derive.items()}
     columns = {name: column for name, column in (recorded | derived).items()
@@ -158,7 +158,9 @@ def _apply(schema: Schema, episode: Episode) -> Episode:
         columns[name] = _cast(schema, _find(schema, columns, name, f"cast.{name}"), name, dtype)
     if not columns:
         raise ConfigError("no array is left", where=f"{schema.path}: drop", hint="give fewer patterns")
-    return msgspec.structs.replace(episode, columns=dict(sorted(columns.items())))
+    about = {tables.rename.get(name, name): found for name, found in episode.array_attributes.items()}
+    about = {name: found for name, found in about.items() if name in columns}
+    return msgspec.structs.replace(episode, columns=dict(sorted(columns.items())), array_attributes=about)
 
 
 def _find(schema: Schema, columns: dict[str, Column], name: str, key: str) -> Column:

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import zarr_rows
+from pitools.dataset.sources.attributes import of_array
 from pitools.dataset.sources.recording import (
+    LEFT_OUT_NEXT_OBS,
     SINGULAR,
     Column,
     Episode,
@@ -57,12 +59,16 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
     offsets, ends = _offsets(path, found)
     columns = _columns(found, int(offsets[-1]), ends, skip, path, keep_next_obs)
     holes, notes = _holes(columns, listed)
+    about = array_attributes(path, columns)
+    left_out = [key for key in found if key.removeprefix("data/").startswith("next_obs/")]
+    if not keep_next_obs and any(not skipped(key.removeprefix("data/"), skip, key) for key in left_out):
+        notes.append(LEFT_OUT_NEXT_OBS)
     whole: list[Episode] = []
     refused: list[Refused] = []
     for number, (low, high) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         try:
             _check_holes(path, number, low, high, holes)
-            whole.append(episode(path, f"episode_{number}", columns, low, high))
+            whole.append(episode(path, f"episode_{number}", columns, low, high, array_attributes=about))
         except DataError as error:
             refused.append(refusal(f"episode_{number}", path, error))
     return Recording(
@@ -183,8 +189,13 @@ def _check_holes(path: Path, number: int, low: int, high: int, holes: dict[str, 
                 )
 
 
+def array_attributes(path: Path, columns: dict[str, Array]) -> dict[str, dict[str, Any]]:
+    """What the arrays say of themselves, by their names in a version. Raises DataError."""
+    return {name: of_array(_attributes(path / array.path)) for name, array in columns.items()}
+
+
 def _attributes(path: Path) -> dict[str, Any]:
-    """The group's own. Raises DataError."""
+    """A group's, or an array's. Raises DataError."""
     v3, v2 = path / metadata.V3, path / metadata.V2_ATTRIBUTES
     with zarr_rows.reading(path, "its attributes"):
         found = json.loads(v3.read_bytes()).get("attributes") if v3.is_file() else None

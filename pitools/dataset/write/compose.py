@@ -30,8 +30,12 @@ EPISODES = "episode_json"
 def manifest(
     name: str, plan: Plan, place: Place, entries: Mapping[str, Entry], recordings: Sequence[Recording],
     source: tuple[dict[str, Any], ...], parent: Parent | None, codec: str,
+    array_attributes: Mapping[str, dict[str, Any]],
 ) -> bytes:  # fmt: skip
-    """Write every file but the shards of steps, the manifest last; returns its bytes. Raises OSError."""
+    """Write every file but the shards of steps, the manifest last; returns its bytes. Raises OSError.
+
+    array_attributes: what the recordings say of arrays, by name.
+    """
     lines = (parent.lines if parent else b"") + episode_lines(recordings, _sources_before(parent))
     offsets = [*(parent.offsets[:-1] if parent else ()), *plan.offsets]
     blocks: dict[str, NDArray[Any]] = {OFFSETS: np.array(offsets, np.int64), EPISODES: np.frombuffer(lines, np.uint8)}
@@ -40,7 +44,7 @@ def manifest(
     files = [
         *_shard_entries(plan, entries),
         *_episode_arrays(place, blocks, grids),
-        *_metadata(place, plan.grids | grids, folds, attributes(recordings, parent)),
+        *_metadata(place, plan, grids, folds, attributes(recordings, parent), array_attributes),
     ]
     grids = plan.grids | grids
     made = Manifest(
@@ -151,16 +155,20 @@ def _episode_arrays(place: Place, blocks: Mapping[str, Any], grids: Mapping[str,
 
 
 def _metadata(
-    place: Place, grids: Mapping[str, Grid], folds: Mapping[str, tuple[Partial, Partial]], group: dict[str, Any]
+    place: Place, plan: Plan, others: Mapping[str, Grid], folds: Mapping[str, tuple[Partial, Partial]],
+    group: dict[str, Any], array_attributes: Mapping[str, dict[str, Any]],
 ) -> Iterator[FileEntry]:  # fmt: skip
-    """The `zarr.json` of every array and of every group above one."""
+    """The `zarr.json` of every array, `others` being those of episodes, and of every group above one."""
+    grids = {**plan.grids, **others}
     groups = {str(parent) for name in grids for parent in PurePosixPath(name).parents} - {"."}
     yield _file(place, "zarr.json", grid.group_metadata(group))
     for name in sorted(groups):
         yield _file(place, f"{name}/zarr.json", grid.group_metadata({}))
     for name, known in grids.items():
         kept = statistics_attribute(known.shape[0] // known.shard, folds[name][0]) if name in folds else {}
-        yield _file(place, f"{name}/zarr.json", grid.array_metadata(known, kept))
+        dimensions = grid.dimension_names(name, len(known.shape), along_steps=name in plan.grids)
+        data = grid.array_metadata(known, {**array_attributes.get(name, {}), **kept}, dimensions)
+        yield _file(place, f"{name}/zarr.json", data)
 
 
 def _file(place: Place, path: str, data: bytes | memoryview) -> FileEntry:

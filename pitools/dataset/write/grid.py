@@ -6,6 +6,7 @@ The metadata is written here and not by zarr-python, so that a version's bytes d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +69,16 @@ def choose(shape: tuple[int, ...], dtype: str, codec: str) -> Grid:
     return Grid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
 
 
-def array_metadata(grid: Grid, attributes: dict[str, Any] | None = None) -> bytes:
+def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ...]:
+    """Names of an array's axes, without which xarray does not open it: `steps` is one axis of all arrays that have it,
+    any other is the array's own. With a colon they are no array's name, which would make coordinates of that."""
+    own = tuple(f"{name}:{axis}" for axis in range(axes))
+    return ("steps", *own[1:]) if along_steps else own
+
+
+def array_metadata(
+    grid: Grid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
+) -> bytes:
     """The `zarr.json` of an array."""
     row = grid.shape[1:]
     zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(grid.dtype).kind, 0)
@@ -88,6 +98,7 @@ def array_metadata(grid: Grid, attributes: dict[str, Any] | None = None) -> byte
         "fill_value": zero,
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         "attributes": attributes or {},
+        **({"dimension_names": dimensions} if dimensions else {}),
     })  # fmt: skip
 
 

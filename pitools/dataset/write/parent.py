@@ -13,6 +13,7 @@ import numpy as np
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset import catalog
+from pitools.dataset.sources.attributes import of_array
 from pitools.dataset.sources.recording import RESERVED, Episode, Refused
 from pitools.dataset.write import grid
 from pitools.dataset.write.grid import Grid
@@ -62,6 +63,11 @@ class Parent:
         """Its own attributes."""
         return dict(self._metadata("")["attributes"])
 
+    @cached_property
+    def array_attributes(self) -> dict[str, dict[str, Any]]:
+        """What its arrays say of themselves, by name, but for what an ingest writes."""
+        return {name: of_array(self._metadata(name)["attributes"]) for name in self.arrays}
+
     @property
     def offsets(self) -> list[int]:
         """(episodes + 1,)."""
@@ -79,7 +85,9 @@ class Parent:
         counts = {}
         for name, new in grids.items():
             mine = msgspec.structs.replace(new, shape=(self.steps, *new.shape[1:]))
-            same = self._metadata(name) | {"attributes": {}} == json.loads(grid.array_metadata(mine))
+            stored = self._metadata(name) | {"attributes": {}}
+            stored.pop("dimension_names", None)  # like attributes, no part of how chunks are stored
+            same = stored == json.loads(grid.array_metadata(mine))
             counts[name] = self.steps // new.shard if same else 0
         return counts
 
