@@ -123,12 +123,16 @@ def run(command: click.Command, name: str) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open the standard streams that the caller closed (`>&-`) on /dev/null: else other files take their place."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+    """Open the standard streams that the caller closed (`>&-`) on /dev/null: else other files take their place.
+
+    sys.stdin stays None then: a command that reads it can tell a closed stdin from an empty one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # The lowest free descriptor is just this one; inheritable, as standard streams are.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+            if number:
+                setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
 def _discard_stdout() -> None:
