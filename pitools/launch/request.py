@@ -141,7 +141,7 @@ def check(request: Request, where: str) -> None:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
     for name in request.env:
         try:
-            dialect.variable(name)
+            dialect.settable(dialect.variable(name))
         except PitError as error:
             raise ConfigError(f"env: {error.what}", where=where, hint=error.hint) from error
     for key, value in _texts(request):

@@ -16,10 +16,16 @@ from pitools.core.errors import ConfigError, UsageError, nearest
 from pitools.site.model import Partition, Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Whole words only: MAX_TOKENS and TOKENIZERS_PARALLELISM are no secrets.
+# Whole words, and some only as the last: MAX_TOKENS, TOKENIZERS_PARALLELISM and KEYBOARD are no secrets.
 _SECRET = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)", re.IGNORECASE
+    r"(?:^|_)(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|CREDS|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)"
+    r"|_KEYS?$|(?:^|_)(?:PASS|PAT|PWD|AUTH|JWT)$|(?:PASSWORD|PASSWD|APIKEY)$",
+    re.IGNORECASE,
 )
+# What our own programs are told by, but for the one that a user may well set; and what decides which programs and
+# libraries run, ours and Slurm's too, before the job's own command does.
+_OURS = re.compile(r"PIT_(?!CHECKPOINT_NVME$)\w*")
+_LOADERS = re.compile(r"PATH|LD_\w+|SLURM_CONF|BASH_ENV")
 _NO_LIMIT = {"", "UNLIMITED", "INFINITE"}  # the words are Slurm's own
 
 
@@ -108,6 +114,19 @@ def variable(name: str) -> str:
     if _SECRET.search(name):
         what = f"{name} looks like a secret, and scripts, plans and accounting databases are read by many"
         raise UsageError(what, hint=f"export {name} in your shell: Slurm passes your environment on to the job")
+    return name
+
+
+def settable(name: str, *, of_site: bool = False) -> str:
+    """A variable's name, if a request, or a site, may set it. Raises UsageError.
+
+    A site may set what programs are loaded by, too: who writes its file knows what is installed there.
+    """
+    if _OURS.fullmatch(name):
+        raise UsageError(f"{name} is set by pitools itself", hint=f"leave {name} out; PIT_CHECKPOINT_NVME may be set")
+    if _LOADERS.fullmatch(name) and not of_site:
+        what = f"{name} would decide which programs and libraries run the job, Slurm's and pitools' own too"
+        raise UsageError(what, hint=f'set it for your program alone: command = "{name}=… python train.py"')
     return name
 
 

@@ -161,6 +161,11 @@ def _check(site: Site, name: str, where: str) -> None:
         hint = nearest(site.defaults.tier, site.tiers)
         raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
     _check_units(site, where)
+    for name in (*site.environment, *site.network.env):
+        try:
+            dialect.settable(name, of_site=True)
+        except UsageError as error:
+            raise ConfigError(f"environment: {error.what}", where=where, hint=error.hint) from error
     if site.reach.kind == "ssh" and (not site.reach.host or site.reach.host.startswith("-")):
         raise ConfigError(f'reach.host = "{site.reach.host}" is no host', where=where, hint='host = "login.example"')
     first, last = site.network.ports
