@@ -143,7 +143,7 @@ def _follow(run_dir: Path, site: Site, steps: object) -> Run:
 
     try:
         with bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
-            return status.wait(run_dir, site, advance)
+            return status.wait(run_dir, site, advance, lambda line: click.echo(f"pit: {line}", err=True))
     except KeyboardInterrupt:
         if site.scheduler == "none":
             status.cancel(run_dir, site)

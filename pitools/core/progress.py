@@ -24,7 +24,10 @@ _LINE_EVERY_S = 30.0
 
 
 class Progress(Record, frozen=True, kw_only=True, tag="pit.progress/1"):
-    """How far a piece of work is. done, total: in `unit`; parts: files, where those are counted too."""
+    """How far a piece of work is. done, total: in `unit`; parts: files, where those are counted too.
+
+    total: 0 where nobody knows it, and then there is no left_s.
+    """
 
     what: str
     unit: str
@@ -64,7 +67,7 @@ class Bar:
 def bar(title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: bool = False) -> Iterator[Bar]:
     """A bar of `total` bytes (`unit="bytes"`) or of anything counted, and of `parts` files; yields what advances it.
 
-    quiet: count, and show nothing.
+    total: 0 where it is not known. quiet: count, and show nothing.
     """
     if quiet:
         yield Bar(title, total, unit, parts, lambda _: None, _LINE_EVERY_S)
@@ -79,7 +82,7 @@ def bar(title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: b
 
 def _line(bar: Bar) -> None:
     wall_s = time.monotonic() - bar.started
-    left_s = wall_s * (bar.total - bar.done) / bar.done if bar.done else None
+    left_s = wall_s * max(0, bar.total - bar.done) / bar.done if bar.done and bar.total else None
     record = Progress(
         what=bar.title, unit=bar.unit, done=bar.done, total=bar.total, parts=bar.parts, all_parts=bar.all_parts,
         wall_s=round(wall_s, 1), left_s=None if left_s is None else round(left_s, 1),
@@ -104,7 +107,7 @@ def _drawn(title: str, total: int, unit: str, parts: int) -> Iterator[Callable[[
     shown = progress.Progress(*columns, console=Console(stderr=True), auto_refresh=False)
     with shown:
         fields: dict[str, Any] = {"parts": f"0/{parts}"}
-        task = shown.add_task(title, total=total, **fields)
+        task = shown.add_task(title, total=total or None, **fields)
 
         def show(bar: Bar) -> None:
             shown.update(task, completed=bar.done, parts=f"{bar.parts}/{parts}", refresh=True)

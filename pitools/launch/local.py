@@ -34,6 +34,7 @@ from pitools.site.template import fill
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait, so that a loop meets the same limits here
 LOCK, STARTING = ".supervisor", ".starting"
+HEADING = "pit: supervisor {number}\n"  # in supervisor.out, which all supervisors of a run share
 HANDOVER_S = 10.0
 _START_S = 60.0  # an interpreter, and our imports
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -54,6 +55,8 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     # importing waits until then.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
+        with (run_dir / "supervisor.out").open("a") as log:
+            log.write(HEADING.format(number=number))
         process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -125,8 +125,8 @@ def _signal(request: Request, site: Site, time_s: int) -> str:
     """What ranks are sent before the time limit: as asked, else as the framework's programs understand it."""
     if request.signal:
         return "" if request.signal == "none" else request.signal
-    if request.framework == "none":
-        return ""  # a command saves nothing unless its writer thought of it
+    if request.command or request.framework == "none":
+        return ""  # a command saves nothing unless its writer thought of it: a signal would only end it sooner
     name, _, before_s = notice.signal_for(request.framework, site.recover.grace_s).partition("@")
     # A short job is there to run, not to be told that it ends.
     return f"{name}@{min(int(before_s), time_s // 4)}"

@@ -13,7 +13,7 @@ from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import local, polling
-from pitools.launch.recover import asking, putback, settling, times
+from pitools.launch.recover import asking, putback, settling, times, why
 from pitools.launch.recover.cancelling import cancel
 from pitools.launch.recover.resume import Resumed, resume
 from pitools.launch.recover.settling import plan_of
@@ -192,13 +192,16 @@ class Watch:
         return run.state == UNKNOWN and polling.states(self._site, [run.job_id])[run.job_id].lost
 
 
-def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
-    """Wait until the run has its verdict, over as many jobs as that takes, or is lost; `seen` gets its new steps.
+def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[[str], None]) -> folder.Run:
+    """Wait until the run has its verdict, over as many jobs as that takes, or is lost.
+
+    seen: gets its new steps. tell: gets a line for each attempt that fails on the way.
 
     Continues it where that is due, as `resume` does; raises what that raises for good, and waits through TryLater.
     Raises ClusterError where Slurm holds its job until somebody releases it.
     """
     watch, shown, known_at, looked_at = Watch(run_dir, site), 0, time.monotonic(), 0.0
+    told: set[str] = set()
     while True:
         run = watch.look()
         if run.steps > shown:
@@ -206,6 +209,8 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None]) -> folder.Run:
             shown = run.steps
         if run.is_over:
             return run
+        for line in why.ended(run_dir, told):
+            tell(line)
         if is_held(run.pending_reason):
             raise held_error(run)
         if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_BACK_S:

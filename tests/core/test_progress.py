@@ -50,6 +50,24 @@ def test_a_log_gets_a_line_of_json_now_and_then(monkeypatch: pytest.MonkeyPatch,
     assert told["left_s"] == pytest.approx(3 * told["wall_s"], abs=0.2)
 
 
+def test_an_unknown_total_is_no_full_bar(monkeypatch: pytest.MonkeyPatch, capsys):
+    """Neither 100 % nor a time that is left is claimed; more than the total is not less than none left."""
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    with bar("run", 0, unit="steps") as advance:
+        advance(25)
+    with bar("run", 10, unit="steps") as advance:
+        advance(25)
+    unknown, over = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (unknown["done"], unknown["total"], unknown["left_s"]) == (25, 0, None)
+    assert over["left_s"] == 0
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("run", 0, unit="steps") as advance:
+        advance(25)
+    assert "25/?" in shown.getvalue()
+
+
 def test_a_quiet_bar_says_nothing(monkeypatch: pytest.MonkeyPatch):
     """Cron mails whatever is printed, so nothing is, not even on a terminal."""
     monkeypatch.setattr(sys, "stderr", shown := Terminal())

@@ -117,3 +117,12 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
         assert (made.data[0].version, made.data[0].source) == (meant, str(home / meant)), text
     retire(home / new)
     assert planning.make(with_data(asked, {"demo": "bridge"}), site, "test").data[0].version == old
+
+
+@pytest.mark.parametrize("framework", ["none", "jax", "torch"])
+def test_a_command_is_warned_where_it_asks(make_plan: MakePlan, framework: str) -> None:
+    """Whatever its framework: a program that does not expect a signal is ended by it. An entry gets its framework's."""
+    entry = {"none": "", "jax": "TERM@75", "torch": "USR2@75"}[framework]
+    assert make_plan("local", framework=framework).job.signal == ""
+    assert make_plan("local", framework=framework, signal="USR2@90").job.signal == "USR2@90"
+    assert make_plan("local", framework=framework, entry="a:b").job.signal == entry

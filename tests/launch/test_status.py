@@ -200,7 +200,7 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")
     monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
     with pytest.raises(ClusterError) as caught:
-        status.wait(run_dir, load("alpha"), lambda _: None)
+        status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None)
     assert "scontrol release 6" in caught.value.hint
     heard: list[str] = []
     assert len(list(watching.rounds([run_dir], load("alpha"), heard.append, every_s=0))) == 1
@@ -268,5 +268,5 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
     monkeypatch.setattr(status, "continued", lambda *_: asked.append(clock_s[0]))
     monkeypatch.setattr(status.time, "monotonic", lambda: clock_s[0])
     monkeypatch.setattr(status.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
-    assert status.wait(run_dir, load("alpha"), lambda _: None).is_over
+    assert status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None).is_over
     assert len(asked) < 30, "each of them asks slurmctld"

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pitools.launch.recover import chronology, patterns, times
+from pitools.launch.recover import chronology, fingerprint, patterns, times
 from pitools.launch.recover.chronology import Order
 from pitools.launch.recover.ends import End
 from pitools.launch.recover.evidence import Seen
@@ -127,23 +127,37 @@ def _first_fault(seen: Seen, order: Order) -> Cause | None:
     root = order.root
     if root is None:
         return None
+    task = root.rank
     if "/logs/stage." in root.source:  # its tasks are nodes, not ranks
         root = msgspec.structs.replace(root, rank=None)
     where = " on ".join(part for part in (f"rank {root.rank}" if root.rank is not None else "", root.node) if part)
     because = patterns.because(root.rule)
     reason = f"{where}: {root.what}" if where else root.what
-    code = root.exit_code
+    reason += f" ({because})" if because else ""
+    if root.kind == "unknown" and not root.is_exception and root.rule != "stage-refused":
+        reason += _quoted(seen, task)
+    code, is_own = root.exit_code, _is_on_own_disk(root, seen)
+    if root.rule == "stage-refused" and is_own and _is_on_every_node(seen, root.rule):
+        return say("user", "likely", f"{reason}; it is so on every node: see paths.nvme of the site", exit_code=code)
+    if root.rule == "stage-refused":
+        root = msgspec.structs.replace(root, kind="storage") if is_own else msgspec.structs.replace(root, sure="guess")
     return say(
-        root.kind, root.sure, reason + (f" ({because})" if because else ""), rank=root.rank, exit_code=code,
-        nodes=chronology.some([root.node], seen) if root.is_local or _is_on_own_disk(root, seen) else (),
+        root.kind, root.sure, reason, rank=root.rank, exit_code=code,
+        nodes=chronology.some([root.node], seen) if root.is_local or (is_own and root.kind == "storage") else (),
         signal=code - 128 if code is not None and 128 < code < 128 + 65 else 0, fingerprint=root.fingerprint,
     )  # fmt: skip
 
 
+def _is_on_every_node(seen: Seen, rule: str) -> bool:
+    """Whether each of several nodes has said the same."""
+    nodes = max(len(set(seen.hosts)), seen.start.nodes if seen.start else 1)
+    return nodes > 1 and len({one.node for one in seen.evidence if one.rule == rule} - {""}) >= nodes
+
+
 def _is_on_own_disk(root: End, seen: Seen) -> bool:
-    """Whether the storage that failed is the node's own: told by the path in the message."""
+    """Whether a path in the message is on the node's own disk."""
     own = (*patterns.table().local_paths, *([seen.nvme] if len(seen.nvme) > 1 else []))
-    found = re.search(r"(?<![\w.])(/[^\s'\":,]+)", root.what) if root.kind == "storage" else None
+    found = re.search(r"(?<![\w.])(/[^\s'\":,]+)", root.what)
     shared = seen.shared.rstrip("/") + "/"
     return found is not None and found[1].startswith(own) and not (found[1] + "/").startswith(shared)
 
@@ -170,10 +184,17 @@ def _vanished(seen: Seen, order: Order) -> Cause:
     if code is None:
         return say("unknown", "guess", "it left no word of its end")
     if code == _NOT_BEGUN:
-        return say("unknown", "guess", "it did not begin: the job's output says why")
+        return say("unknown", "guess", f"it did not begin{_quoted(seen, None)}")
     if 128 < code < 128 + 65:
         return say("unknown", "guess", f"ended by signal {code - 128}, and nothing says by whom", signal=code - 128)
-    return say("unknown", "guess", f"exit code {code}, and nothing says why")
+    return say("unknown", "guess", f"exit code {code}, and nothing says why{_quoted(seen, None)}",
+               fingerprint=fingerprint.of_end(f"exit code {code}"))  # fmt: skip
+
+
+def _quoted(seen: Seen, rank: int | None) -> str:
+    """What the output of a rank, or of the job itself, ends with; "" where it says nothing."""
+    line = seen.last_lines.get(rank, "")
+    return f"; its output ends: {line}" if line else ""
 
 
 def _ranks(ranks: Iterable[int]) -> str:

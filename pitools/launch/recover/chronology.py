@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pitools.launch.recover import ends, patterns, times
+from pitools.launch.recover import ends, fingerprint, patterns, times
 from pitools.launch.recover.ends import End
 from pitools.launch.recover.evidence import Seen
 from pitools.run.attempt import Evidence
@@ -74,7 +74,7 @@ def _root(merged: Sequence[End], lines: Sequence[End], seen: Seen) -> End | None
     root = first(faults, seen)
     if lost and (root is None or root.sure != "certain"):
         return first(lost, seen)
-    return root or first(lines, seen)
+    return root or first([line for line in lines if not patterns.codes(line.rule)], seen)
 
 
 def first(faults: Sequence[End], seen: Seen) -> End | None:
@@ -129,10 +129,13 @@ def _explained(end: End, lines: Sequence[End]) -> End:
     return msgspec.structs.replace(
         end, kind=best.kind, sure=best.sure, rule=best.rule, what=best.what, source=best.source, t=end.t or best.t,
         is_local=best.is_local and (best.rank is not None or bool(best.node)), node=best.node or end.node,
+        fingerprint=fingerprint.of_end(fingerprint.normal(best.what)),
     )  # fmt: skip
 
 
 def _fits(line: End, end: End) -> bool:
+    if (codes := patterns.codes(line.rule)) and end.exit_code not in codes:
+        return False
     gap = times.seconds_between(line.t, end.t)
     if gap is not None and not -times.TOLERANCE_S <= gap <= _EXPLAINS_S:
         return False

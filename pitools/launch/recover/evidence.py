@@ -44,7 +44,8 @@ class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
     has begun this job anew since. last: whether no attempt began after this one. cancelled: when it was asked for with
     `pit launch cancel`. notice_signal, notice_s: the warning before the time limit that was asked for. shared: where
     runs are; nvme: what is below is a node's own, "" where that is not known. hosts: node of rank i. last_step: rank →
-    (step, when). progress: steps that are safe at its end.
+    (step, when). progress: steps that are safe at its end. last_lines: rank, or None for the job itself → what its
+    output ends with.
     """
 
     attempt: str
@@ -67,6 +68,7 @@ class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
     last_step: dict[int, tuple[int, str]] = {}
     progress: int = 0
     told: Accounting | None = None
+    last_lines: dict[int | None, str] = {}
     ends: tuple[End, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
@@ -109,6 +111,7 @@ def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, dee
         last_step=_last_steps(attempt / "steps"),
         progress=later.progress if later else progress(run_dir),
         told=slurm if slurm and later is None and _is_of(slurm, start) else None,
+        last_lines=found.last_lines,
         ends=found.ends,
         evidence=(*found.evidence, *_beside(attempt)),
     )

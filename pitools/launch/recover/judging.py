@@ -58,16 +58,26 @@ def _is_not_found(cause: Cause) -> bool:
     return cause.kind == "node" and bool(rules & {"code-126", "code-127"}) and "program-unreadable" not in rules
 
 
+def _is_refused(cause: Cause) -> bool:
+    """Whether a node's own disk could not be staged to, for another reason than room."""
+    return cause.kind == "storage" and any(one.rule == "stage-refused" for one in cause.evidence)
+
+
 def _with_history(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
     """A user's failure that is the attempt before's again, and no step gained: certain.
 
-    And a program that, one after the other, two nodes could not start is not theirs.
+    And a program that, one after the other, two nodes could not start is not theirs, nor is a place to stage to that
+    cannot be used twice.
     """
     order = folder.attempts(run_dir)
     last = _kept(order[order.index(attempt) - 1]) if attempt in order[1:] else None
     same = last is not None and bool(cause.fingerprint) and cause.fingerprint == last.fingerprint
     if last and same and _is_not_found(cause) and _is_not_found(last) and cause.nodes != last.nodes:
         what = f"{cause.reason}; and before on {', '.join(last.nodes)}"
+        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
+    if last and same and not cause.progressed and _is_refused(cause) and _is_refused(last):
+        where = f" on {', '.join(last.nodes)}" if last.nodes else ""
+        what = f"{cause.reason}; and before{where}: see paths.nvme of the site"
         return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
     if cause.kind == "user" and cause.confidence != "certain" and same and not cause.progressed:
         return msgspec.structs.replace(cause, confidence="certain", reason=f"{cause.reason}; the same as before")

@@ -24,14 +24,21 @@ from pitools.run.attempt import Evidence, Start
 _RANK_LOGS = 512
 _TAIL, _DEEP_TAIL, _DEEP_HEAD = 64 << 10, 2 << 20, 256 << 10
 _ALL, _DEEP_ALL = 16 << 20, 96 << 20  # bytes of all ranks' logs together
+_WHERE = re.compile(r"^(pit: error: .*)\n  where: (.*)", re.MULTILINE)
+# What srun and Slurm say while they end the others, and our own words about what follows.
+_NOISE = re.compile(r"srun: |slurmstepd|^submitit |^pit: attempt ")
 _EACH = 3  # occurrences of one pattern in one file, from its first, and its last
 
 
 class Found(NamedTuple):
-    """How ranks ended, and the lines that patterns know."""
+    """How ranks ended, and the lines that patterns know.
+
+    last_lines: rank, or None for the job itself → what its output ends with.
+    """
 
     ends: tuple[ends.End, ...]
     evidence: tuple[Evidence, ...]
+    last_lines: dict[int | None, str]
 
 
 def look(
@@ -41,18 +48,25 @@ def look(
     """Read the logs of an attempt. named: ranks that matter most."""
     made: list[ends.End] = []
     seen: list[Evidence] = []
+    last_lines: dict[int | None, str] = {}
     has_own = any((attempt / "logs").glob("*.err"))
     for path, is_shared in _slurm_logs(run_dir, attempt, start):
         for text in _parts(path, _DEEP_TAIL if deep else 4 * _TAIL, _DEEP_HEAD if deep else _TAIL):
             own = _own_share(text, span) if is_shared else text
             source = _relative(path, run_dir)
+            if is_shared:
+                last_lines[None] = last_line(own.text)
             if not is_shared or not has_own:
                 made += _srun_ends(own, source, span)
             seen += list(_matches(own, "slurm", source, span, None, ""))
     for path in sorted((attempt / "logs").glob("stage.*.out"))[:_RANK_LOGS]:
         if end := tail(path, _TAIL):
-            node = _stage_node(path.name, start)
+            node, number = _stage_node(path.name, start), path.name.split(".")[-2]
+            # One error, one line: whose fault it is may stand in where it was.
+            end = end._replace(text=_WHERE.sub(r"\1; where: \2", end.text))
             seen += list(_matches(end, "stage", _relative(path, run_dir), span, None, node))
+            if number.isdecimal():
+                last_lines[int(number)] = last_line(end.text)
     chosen = _rank_logs(attempt / "logs", named | {end.rank for end in made if end.rank is not None})
     most = _share(len(chosen), deep=deep)
     for rank, path in chosen:
@@ -63,7 +77,15 @@ def look(
                 made += _traceback(text, source, span, rank, node)
             said = text._replace(text=traces.without(text.text)) if "Traceback" in text.text else text
             seen += list(_matches(said, "rank", source, span, rank, node))
-    return Found(tuple(made), tuple(_once(seen)))
+            last_lines[rank] = last_line(text.text)
+    return Found(tuple(made), tuple(_once(seen)), {rank: line for rank, line in last_lines.items() if line})
+
+
+def last_line(text: str) -> str:
+    """Return the line that says why a program ended, as far as a guess goes: our own error, else the last line."""
+    lines = [line for line in text[-_TAIL:].split("\n") if line.strip() and not _NOISE.search(line[:200])]
+    ours = [line for line in lines if line.startswith(("pit: error: ", "pit: no attempt: "))]
+    return shown((ours or lines or [""])[-1])
 
 
 def _stage_node(name: str, start: Start | None) -> str:

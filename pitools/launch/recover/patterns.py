@@ -14,11 +14,14 @@ from pitools.run.attempt import Kind
 
 Role = Literal["word", "fault", "cascade", "end", "warning"]
 Sure = Literal["certain", "likely", "guess"]
-Source = Literal["slurm", "rank", "stage"]
+Source = Literal["slurm", "rank", "stage", "job"]
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Words in a log. has: literal texts, one of which is there; line: what the line must fit as well, "" for any."""
+    """Words in a log. has: literal texts, one of which is there; line: what the line must fit as well, "" for any.
+
+    codes: the exit codes that the line explains; () for any end.
+    """
 
     name: str
     kind: Kind
@@ -26,6 +29,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: tuple[Source, ...] = msgspec.field(name="from")
     has: tuple[str, ...]
     line: str = ""
+    codes: tuple[int, ...] = ()
     sure: Sure = "guess"
     local: bool = False
 
@@ -112,6 +116,20 @@ def sure_of(rule: str) -> Sure:
 def is_local(rule: str) -> bool:
     """Whether the node that a pattern's line is from, or names, is at fault."""
     return rule in _by_name() and _by_name()[rule].local
+
+
+def codes(rule: str) -> tuple[int, ...]:
+    """Return the exit codes that a pattern's line explains; () for any end."""
+    return _by_name()[rule].codes if rule in _by_name() else ()
+
+
+def of_job(line: str) -> Pattern | None:
+    """Return the first pattern that fits a line of a job's own output, written before any attempt; None for none."""
+    for pattern in table().pattern:
+        is_asked = pattern.role == "fault" and {"job", "slurm"} & set(pattern.source) and not pattern.codes
+        if is_asked and any(words in line for words in pattern.has) and compiled(pattern.line).search(line):
+            return pattern
+    return None
 
 
 def because(rule: str) -> str:

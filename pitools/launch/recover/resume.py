@@ -21,7 +21,7 @@ from pitools.launch.recover import asking, cancelling, judging, policy, putback,
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
 from pitools.run import cancel_request, folder
-from pitools.run.attempt import Cause, Decision, Kind, Start
+from pitools.run.attempt import Decision, Start
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
 from pitools.slurm.states import UNKNOWN, is_finished
@@ -31,15 +31,6 @@ __all__ = ["Resumed", "resume", "settle"]
 # A controller that lost its memory, or has not yet read it back, knows no jobs either.
 _GONE_S = 600.0
 _NEW_S = 5.0  # a person who asks for it means the present
-# Slurm's word for a job that never began an attempt → cause, in words.
-_BEFORE: dict[str, tuple[Kind, str]] = {
-    "CANCELLED": ("cancelled", "the job was cancelled before it began"),
-    "PREEMPTED": ("preempted", "the job was preempted before it began"),
-    "NODE_FAIL": ("node", "a node failed before the job began"),
-    "BOOT_FAIL": ("node", "a node did not boot"),
-    "TIMEOUT": ("time-limit", "the time limit came before the job began an attempt"),
-    "OUT_OF_MEMORY": ("memory", "the job script ran out of memory"),
-}
 
 
 class Resumed(Record, frozen=True, kw_only=True, tag="pit.resumed/1"):
@@ -227,14 +218,14 @@ def _go_on(
     if site.scheduler == "none" and last and (alive := asking.survivors(last)):
         what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
         raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
+    plan = settling.plan_of(run_dir)
     if last is not None:
         if told and told.state == "NODE_FAIL":
             asking.which_nodes(site, last)
         cause = judging.judge_attempt(run_dir, last, told=told)
     else:
-        cause = never_began(told, state)
+        cause = unbegun.judge(run_dir, ref, told, state, python=plan.python)
         folder.write(unbegun.path(run_dir, ref), cause)
-    plan = settling.plan_of(run_dir)
     past = settling.history(run_dir, before=cause.attempt, before_job=ref.number if last is None else None)
     decided = policy.decide(plan, site, cause, past)
     if told is None and policy.is_unsure(cause):
@@ -246,15 +237,6 @@ def _go_on(
                            patience_s=patience_s)  # fmt: skip
     return _said(run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind,
                  exclude=decided.exclude)  # fmt: skip
-
-
-def never_began(told: Accounting | None, state: str) -> Cause:
-    """Why a job ended of which there is no attempt."""
-    state = told.state if told else state
-    kind, reason = _BEFORE.get(state, ("unknown", "the job ended before its first attempt; see slurm-*.out"))
-    sure: Literal["certain", "guess"] = "certain" if state in _BEFORE else "guess"
-    code = told.exit_code if told else None
-    return Cause(attempt="", kind=kind, confidence=sure, reason=reason, state=state, exit_code=code)
 
 
 def _said(run_dir: Path, action: str, reason: str, *, job_id: str = "", attempt: str = "", cause: str = "",

@@ -7,12 +7,33 @@ unbegun/<k>/cause.json          of a local run's k-th supervisor: a local run ha
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
+from typing import NamedTuple
 
-from pitools.core.errors import DataError
-from pitools.launch import jobs
+from msgspec.structs import replace
+
+from pitools.core.errors import DataError, PitError
+from pitools.core.hosts import expand
+from pitools.launch import jobs, local
+from pitools.launch.recover import fingerprint, logs, patterns, traces
+from pitools.launch.recover.reading import shown, tail
 from pitools.run import folder
-from pitools.run.attempt import Cause
+from pitools.run.attempt import Cause, Evidence, Kind
+from pitools.slurm.records import Accounting
+
+_READ = 64 << 10
+_LINES = 200
+_SCRIPT = re.compile(r"^\S*slurm_script: line \d+: ")  # the batch script, as bash names it
+# Slurm's word for a job that never began an attempt → cause, in words.
+_BEFORE: dict[str, tuple[Kind, str]] = {
+    "CANCELLED": ("cancelled", "the job was cancelled before it began"),
+    "PREEMPTED": ("preempted", "the job was preempted before it began"),
+    "NODE_FAIL": ("node", "a node failed before the job began"),
+    "BOOT_FAIL": ("node", "a node did not boot"),
+    "TIMEOUT": ("time-limit", "the time limit came before the job began an attempt"),
+    "OUT_OF_MEMORY": ("memory", "the job script ran out of memory"),
+}
 
 
 def path(run_dir: Path, ref: folder.JobRef) -> Path:
@@ -30,3 +51,71 @@ def causes(run_dir: Path) -> list[tuple[int, Cause]]:
             if at.parent.name.isdecimal() and (cause := folder.read(at, Cause)):
                 found.append((int(at.parent.name), cause))
     return sorted(found, key=lambda one: one[0])
+
+
+class _Said(NamedTuple):
+    """What a job's output says of its end. rule: the table's name for it, "" for a line that it does not know."""
+
+    source: str
+    line: str
+    kind: Kind = "unknown"
+    rule: str = ""
+    is_local: bool = False
+
+
+def judge(run_dir: Path, ref: folder.JobRef, told: Accounting | None, state: str, *, python: str) -> Cause:
+    """Return why a job ended that began no attempt, from Slurm's word for it and from the job's own output.
+
+    state: the job's, where told is None. python: the interpreter of the run's plan. A program that is not there is the
+    run's own fault as long as no attempt of it has ever begun; after that it is the node's, the first time.
+    """
+    state, code = (told.state, told.exit_code or None) if told else (state, None)
+    if state in _BEFORE:
+        kind, reason = _BEFORE[state]
+        return Cause(attempt="", kind=kind, confidence="certain", reason=reason, state=state, exit_code=code)
+    said = _said(run_dir, ref)
+    reason = "the job ended before its first attempt" + (f", with exit code {code}" if code else "")
+    if said is None:
+        return Cause(attempt="", kind="unknown", confidence="guess", reason=reason, state=state, exit_code=code)
+    kind = "user" if said.kind == "unknown" and code in (126, 127) else said.kind
+    where = "; see paths.python of the site" if said.line.startswith(f"{python}: ") else ""
+    made = Cause(
+        attempt="", kind=kind, confidence="guess" if kind == "unknown" else "likely", state=state, exit_code=code,
+        reason=f"{reason}: {said.line}{where}", fingerprint=fingerprint.of_end(fingerprint.normal(said.line)),
+        evidence=(Evidence(t="", source=said.source, what=said.line, kind=kind, rule=said.rule),),
+    )  # fmt: skip
+    node = _first_node(told)
+    if kind == "user" and folder.attempts(run_dir) and not _is_as_before(run_dir, ref, made):
+        what = f"{made.reason}; other jobs of the run could begin"
+        return replace(made, kind="node", nodes=node, reason=what)
+    return replace(made, nodes=node) if said.is_local else made
+
+
+def _is_as_before(run_dir: Path, ref: folder.JobRef, cause: Cause) -> bool:
+    """Whether the job before this one ended in the same way, without an attempt too."""
+    return any(number == ref.number - 1 and one.fingerprint == cause.fingerprint for number, one in causes(run_dir))
+
+
+def _first_node(told: Accounting | None) -> tuple[str, ...]:
+    """The node on which a job's script ran; () where that is not known."""
+    with contextlib.suppress(PitError):
+        return tuple(expand(told.node_list)[:1]) if told and told.node_list else ()
+    return ()
+
+
+def _said(run_dir: Path, ref: folder.JobRef) -> _Said | None:
+    """What the output of a job says of its end: the last line that the table knows, a traceback, or the last line."""
+    names = ["supervisor.out"] if ref.host else sorted(path.name for path in run_dir.glob(f"slurm-{ref.job_id}*.out"))
+    text = tail(run_dir / names[0], _READ) if names else None
+    if text is None:
+        return None
+    own = text.text.rpartition(local.HEADING.format(number=ref.number))[2] if ref.host else text.text
+    chain = traces.last(own)
+    for line in reversed(own[chain[0].at if chain else 0 :].splitlines()[-_LINES:]):
+        if known := patterns.of_job(line):
+            return _Said(names[0], shown(_SCRIPT.sub("", line)), known.kind, known.name, known.local)
+    if chain:
+        raised, one = traces.kind_of(chain)  # in our own code: never the user's
+        return _Said(names[0], shown(f"{raised.error}: {raised.message}"), one.kind if one else "unknown")
+    line = logs.last_line(own)
+    return _Said(names[0], _SCRIPT.sub("", line)) if line else None

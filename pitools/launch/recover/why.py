@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pitools.core.errors import DataError
-from pitools.launch.recover import patterns, times
-from pitools.launch.recover.reading import shown
+from pitools.launch.recover import patterns, times, unbegun
+from pitools.launch.recover.reading import SHOWN, shown
 from pitools.run import folder
 from pitools.run.attempt import Cause, Evidence, Start
 
@@ -37,7 +38,11 @@ _SURER = {
 def of_run(run_dir: Path) -> Iterator[str]:
     """The lines for a run: each attempt and its cause, the last one at length. Raises DataError."""
     made = folder.attempts(run_dir)
-    if not made:
+    early = unbegun.causes(run_dir)
+    for number, unbegun_for in early:
+        yield f"job {number}: {headline(unbegun_for)}"
+        yield from (f"  {_line(one, '')}" for one in unbegun_for.evidence)
+    if not made and not early:
         yield "no attempt has begun"
     for path in made:
         try:
@@ -54,9 +59,30 @@ def of_run(run_dir: Path) -> Iterator[str]:
             yield f"attempt {path.name}: {headline(cause)}"
 
 
-def headline(cause: Cause) -> str:
-    """One line: kind, confidence, reason."""
-    return f"{cause.kind} ({cause.confidence}): {shown(cause.reason, _WIDTH)}"
+def ended(run_dir: Path, told: set[str]) -> Iterator[str]:
+    """Yield a line for each attempt that has failed, and each job that ended before one, unless its name is in `told`.
+
+    told: gets their names.
+    """
+    for number, early in unbegun.causes(run_dir):
+        yield from _once(f"job {number}", early, told)
+    for path in folder.attempts(run_dir):
+        # Its cause stands once it is decided what follows.
+        if f"attempt {path.name}" not in told and (path / "decision.json").exists():
+            with contextlib.suppress(DataError, OSError):
+                yield from _once(f"attempt {path.name}", folder.read(path / "cause.json", Cause), told)
+
+
+def _once(name: str, cause: Cause | None, told: set[str]) -> Iterator[str]:
+    if cause and name not in told:
+        told.add(name)
+        if cause.kind != "finished":
+            yield f"{name}: {headline(cause, SHOWN)}"
+
+
+def headline(cause: Cause, width: int = _WIDTH) -> str:
+    """One line: kind, confidence, reason. width: characters of the reason, at most."""
+    return f"{cause.kind} ({cause.confidence}): {shown(cause.reason, width)}"
 
 
 def of_cause(cause: Cause, started: str = "") -> Iterator[str]:

@@ -71,12 +71,13 @@ def test_what_others_are_known_to_say(make: Make, name: str) -> None:
     case = SAID[name]
     cause = judge(said(make, case))
     assert [cause.kind, cause.confidence, list(cause.nodes)] == [*case["expect"], case.get("nodes", [])], cause.reason
+    assert case.get("says", "") in cause.reason
 
 
 def test_staging_has_no_ranks(make: Make) -> None:
     """What a node could not stage is said of the node."""
     cause = judge(said(make, SAID["stage-no-room"]))
-    assert (cause.rank, cause.reason) == (None, "n2: pit: error: 8.1 MiB needed, 56.0 KiB free")
+    assert (cause.rank, cause.reason) == (None, "n2: pit: error: 8.1 MiB needed, 56.0 KiB free; where: /nvme/n2")
 
 
 @pytest.mark.parametrize(

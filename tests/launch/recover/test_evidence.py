@@ -361,3 +361,14 @@ def test_what_two_nodes_cannot_start_one_after_the_other_is_nowhere(tmp_path: Pa
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("node", ("n0",))
     assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())
+
+
+def test_a_place_to_stage_to_that_two_attempts_cannot_use_is_nowhere(tmp_path: Path) -> None:
+    """The first time it is the node's disk; the second time the site's paths.nvme."""
+    for name, node in (("0", "n0"), ("1", "n1")):
+        made = attempt(tmp_path, name, ranks=4, code=4)
+        (made / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 4\n")
+        (made / "logs" / f"stage.{node}.out").write_text(f"pit: error: Not a directory\n  where: /nvme/{node}\n")
+    first = judge(tmp_path)
+    assert (first.kind, first.nodes) == ("storage", ("n0",))
+    assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())

@@ -1,0 +1,120 @@
+"""Jobs that end before their first attempt: their own output says why, and what cannot succeed is not tried again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.launch.recover import settling, unbegun, why
+from pitools.launch.recover.resume import resume
+from pitools.run import folder
+from pitools.run.attempt import Cause
+from pitools.site.model import Site
+from pitools.slurm.records import Accounting
+
+Runs = Any
+Cluster = Any
+SITE = Site(name="s")
+SCRIPT = "/var/spool/slurmd/n1/job00100/slurm_script: line 71: "
+NO_PYTHON = f"{SCRIPT}/nope/python: No such file or directory"
+NO_PITOOLS = "/usr/bin/python3: Error while finding module specification for 'pitools.launch.attempt' " \
+             "(ModuleNotFoundError: No module named 'pitools')"  # fmt: skip
+LMOD = 'Lmod has detected the following error: The following module(s) are unknown: "cuda/13"'
+
+
+def fails(runs: Runs, cluster: Cluster, said: str, *, run_dir: Path | None = None, code: int = 0) -> Path:
+    """A run whose newest job has just failed, with this as all its output."""
+    run_dir = run_dir or runs.make()
+    ref = folder.read(run_dir / "job.json", folder.JobRef)
+    assert ref is not None
+    (run_dir / f"slurm-{ref.job_id}.out").write_text(said + "\n")
+    cluster.states[ref.job_id] = "FAILED"
+    return run_dir  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("said", "quoted"),
+    [
+        (NO_PYTHON, "/nope/python: No such file or directory"),
+        (NO_PITOOLS, NO_PITOOLS),
+        (f"{SCRIPT}module: command not found", "module: command not found"),
+        (f"a warning\n{LMOD}", LMOD),
+        (f"{SCRIPT}/nope/python: Permission denied", "/nope/python: Permission denied"),
+    ],
+)
+def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str, quoted: str) -> None:
+    """Its cause is the line that says so, the run is stopped with it, and nothing is submitted."""
+    run_dir = fails(runs, cluster, said)
+    done = resume(run_dir, SITE)
+    assert (done.action, done.cause, cluster.sent) == ("stop", "user", [])
+    given = settling.verdict(run_dir)
+    assert given
+    assert quoted in given.reason
+    told: set[str] = set()
+    assert quoted in "".join(why.ended(run_dir, told))
+    assert list(why.ended(run_dir, told)) == []
+    lines = list(why.of_run(run_dir))
+    assert quoted[:100] in lines[0]
+    assert "[slurm-100.out]" in lines[1]
+
+
+def test_a_node_that_cannot_begin_what_others_could(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is left out; where the next one cannot either, it is not the node."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = "PREEMPTED"
+    assert resume(run_dir, SITE).action == "resubmit"
+    monkeypatch.setattr(
+        cluster, "accounting", lambda ids, attempts: [
+            Accounting(job_id=one, raw_id=one, state="FAILED", exit_code=127, node_list="n[3-4]") for one in ids
+        ],
+    )  # fmt: skip
+    done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
+    assert (done.action, done.cause, done.exclude) == ("resubmit", "node", ("n3",))
+    done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
+    assert (done.action, done.cause) == ("stop", "user")
+
+
+@pytest.mark.parametrize(
+    ("said", "actions"),
+    [
+        ("cp: nothing to copy", ["resubmit", "stop"]),
+        ("", ["resubmit", "resubmit", "stop"]),
+        (
+            "Traceback (most recent call last):\n  File \"begin.py\", line 3, in begin\nKeyError: 'x'",
+            ["resubmit", "stop"],
+        ),
+    ],
+)
+def test_what_nothing_explains_is_tried_again(runs: Runs, cluster: Cluster, said: str, actions: list[str]) -> None:
+    """Once where it ends with the same words, which are quoted, and twice where there are none."""
+    run_dir, done = None, []
+    for _ in actions:
+        run_dir = fails(runs, cluster, said, run_dir=run_dir)
+        done.append(resume(run_dir, SITE).action)
+    assert done == actions
+    ((_, cause), *_) = unbegun.causes(run_dir)  # type: ignore[arg-type]
+    assert (said.splitlines() or [""])[-1] in cause.reason
+
+
+def test_storage_that_is_away_is_waited_for(runs: Runs, cluster: Cluster) -> None:
+    """What will pass is tried again, later."""
+    run_dir = fails(runs, cluster, "pit: no attempt: /runs/t-1/attempts: Stale file handle")
+    assert (resume(run_dir, SITE).action, cluster.sent[0][0]) == ("resubmit", "--begin=now+10")
+
+
+def test_a_damaged_record_hides_no_other(runs: Runs) -> None:
+    """One that was cut short says nothing; the others are there."""
+    run_dir = runs.make()
+    for number, text in ((0, ""), (1, None)):
+        path = run_dir / "jobs" / str(number) / "cause.json"
+        path.parent.mkdir(exist_ok=True)
+        if text is None:
+            folder.write(path, Cause(attempt="", kind="node", confidence="certain", reason="r"))
+        else:
+            path.write_text(text)
+    assert [number for number, _ in unbegun.causes(run_dir)] == [1]
