@@ -29,7 +29,8 @@ from pitools.dataset.catalog import Version
 from pitools.dataset.check.drift import gate
 from pitools.dataset.intake import Intake
 from pitools.dataset.sources import schema as schemas
-from pitools.dataset.write import compose, crew, grid, plan, run
+from pitools.dataset.sources.recording import Damaged
+from pitools.dataset.write import compose, crew, grid, plan, run, verify
 from pitools.dataset.write.journal import Entry, Reader
 from pitools.dataset.write.maker import hash_range
 from pitools.dataset.write.parent import Parent
@@ -96,12 +97,38 @@ def ingest(
         if report:
             intake.report(found, report)
         intake.judge(found, skip_refused=skip_refused)
-        for _ in range(_TRIES):
-            known, hashes = _published(asked, found)
-            if known or (known := _make(asked, found, hashes)):
-                return known
+        tries = _TRIES
+        while tries:
+            try:
+                known, hashes = _published(asked, found)
+                if known or (known := _make(asked, found, hashes)):
+                    return known
+            except Damaged:
+                if not skip_refused:
+                    raise
+                found = _without_damaged(asked, found, report)
+                continue
+            tries -= 1
             refresh(root / name)  # somebody else's version may not show yet, on a network file system
     raise TryLater("other processes keep removing the working folder", where=str(root), hint="run this again")
+
+
+def _without_damaged(asked: Asked, found: Intake, report: Path | None) -> Intake:
+    """What is left without the episodes that cannot be read: all are read once, so that each is met now.
+
+    Raises DataError where none is left, TryLater where all can be read now.
+    """
+    intake.check_unchanged(found.sources)
+    episodes = [episode for recording in found.recordings for episode in recording.episodes]
+    refused = verify.damaged(episodes, asked.workers)
+    if not refused:
+        raise TryLater("an episode that could not be read can be read now", hint="run this again")
+    left = intake.without(found, refused)
+    if report:
+        intake.report(left, report)
+    if not left.recordings:
+        raise DataError("no episode is left", where=refused[0].where, hint="see --report FILE")
+    return left
 
 
 def _published(asked: Asked, found: Intake) -> tuple[Version | None, dict[str, Entry]]:

@@ -116,6 +116,17 @@ def _tell(notes: Iterable[tuple[Path, str]]) -> None:
         print(f"pit: note: and {len(paths) - _SHOWN} more", file=sys.stderr)
 
 
+def without(intake: Intake, refused: Sequence[Refused]) -> Intake:
+    """The same, those episodes refused; a recording of which none is left is left out. Says what is refused."""
+    odd = {(item.path, item.name) for item in refused}
+    recordings = [recording for recording in _without(intake.recordings, odd) if recording.episodes]
+    for item in refused[:_SHOWN]:
+        print(f"pit: refused: {item.where or item.path}: {item.why}", file=sys.stderr)
+    sources, places = _sources(recordings)
+    return msgspec.structs.replace(intake, recordings=tuple(recordings), refused=(*intake.refused, *refused),
+                                   sources=sources, places=places)  # fmt: skip
+
+
 def stamp(path: Path) -> tuple[int, int, int]:
     """By which it shows that a file was changed: inode, bytes, time of last change in ns. Raises DataError."""
     try:
@@ -192,13 +203,16 @@ def _alike(recordings: Sequence[Recording], parent: Parent | None) -> tuple[list
         refused = list(sort_out(episodes)[1])
     if not refused:
         return list(recordings), []
-    odd = {(item.path, item.name) for item in refused}
+    return _without(recordings, {(item.path, item.name) for item in refused}), refused
+
+
+def _without(recordings: Sequence[Recording], odd: set[tuple[Path, str]]) -> list[Recording]:
     return [
         msgspec.structs.replace(
             recording, episodes=tuple(each for each in recording.episodes if (each.path, each.name) not in odd)
         )
         for recording in recordings
-    ], refused
+    ]
 
 
 def _sources(recordings: Sequence[Recording]) -> tuple[tuple[Source, ...], tuple[tuple[int, ...], ...]]:

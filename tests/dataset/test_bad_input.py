@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.ingest import ingest
+from pitools.dataset.read import open_dataset
 from pitools.dataset.sources import readers
 
 
@@ -51,18 +53,60 @@ def test_not_hdf5(tmp_path, refused) -> None:
     assert "signature" in refused(tmp_path / "notes.txt").what
 
 
-def test_damaged_inside(robomimic, refused) -> None:
-    """A recording whose compressed frames are damaged is refused when they are read, late in the ingest."""
-    path = robomimic(2, 20)
-    frames = np.zeros((20, 8, 8, 3), np.uint8)
-    with h5py.File(path, "r+") as file:
-        del file["data/demo_1/obs/eye_image"]
-        dataset = file["data/demo_1/obs"].create_dataset("eye_image", data=frames, compression="gzip")
-        where = dataset.id.get_chunk_info(0).byte_offset
-    data = bytearray(path.read_bytes())
-    data[where : where + 8] = b"\xff" * 8
-    path.write_bytes(data)
-    assert refused(path).where == str(path)
+@pytest.fixture
+def corrupt(robomimic) -> Callable[..., Path]:
+    """A recording of which the chunk of steps [5, 10) of these demos' compressed frames is damaged."""
+
+    def write(*numbers: int, name: str = "reach.hdf5") -> Path:
+        path = robomimic(20, 20, 20, name=name)
+        offsets = []
+        with h5py.File(path, "r+") as file:
+            for number in numbers:
+                key = f"data/demo_{number}/obs/eye_image"
+                frames = file[key][:]
+                del file[key]
+                made = file.create_dataset(key, data=frames, compression="gzip", chunks=(5, 8, 8, 3))
+                offsets.append(made.id.get_chunk_info_by_coord((5, 0, 0, 0)).byte_offset)
+        data = bytearray(path.read_bytes())
+        for offset in offsets:
+            data[offset : offset + 8] = b"\xff" * 8
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damaged_inside(corrupt, refused, workers) -> None:
+    """A recording whose compressed frames are damaged is refused late in the ingest, by episode, array and chunk."""
+    path = corrupt(1)
+    error = refused(path, workers=workers)
+    assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
+    assert error.what.startswith("demo_1 ")
+    assert "--skip-refused" in error.hint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> None:
+    """Damage that only shows when frames are read does not keep the other episodes out: all of it is found at once."""
+    paths = [corrupt(0, 2), corrupt(0, 1, 2, name="none.hdf5"), robomimic(4, name="whole.hdf5", seed=3)]
+    options = {"root": tmp_path / "root", "name": "x", "skip_refused": True, "workers": workers}
+    version = ingest(paths, report=tmp_path / "report.jsonl", **options)
+    opened = open_dataset(Path(version.path))
+    assert [episode["name"] for episode in opened.episodes] == ["demo_1", "demo_0"]
+    with h5py.File(paths[0]) as file:
+        np.testing.assert_array_equal(opened.read("obs/eye_image", 0, 20), file["data/demo_1/obs/eye_image"][:])
+    records = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [(Path(record["file"]).name, record["episode"]) for record in records if not record["accepted"]] == [
+        ("none.hdf5", "demo_0"), ("none.hdf5", "demo_1"), ("none.hdf5", "demo_2"),
+        ("reach.hdf5", "demo_0"), ("reach.hdf5", "demo_2"),
+    ]  # fmt: skip
+    assert [source["file"] for source in opened.manifest.source] == ["reach.hdf5", "whole.hdf5"]
+    assert not ingest(paths, **options).new
+    assert not (tmp_path / "root/.tmp").exists()
+    with pytest.raises(DataError):
+        ingest(paths[1:2], root=tmp_path / "none", name="x", skip_refused=True)
+    assert not (tmp_path / "none").exists()
 
 
 def test_unequal_lengths(robomimic, refused) -> None:

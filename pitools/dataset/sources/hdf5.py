@@ -35,8 +35,8 @@ def load_filters() -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Whatever HDF5 says in this block is raised as DataError: only read in it."""
+def reading(path: Path, where: str = "") -> Iterator[None]:
+    """Whatever HDF5 says in this block is raised as DataError: only read in it. where: more than the path, if known."""
     try:
         yield
     except PitError:
@@ -46,7 +46,7 @@ def reading(path: Path) -> Iterator[None]:
             raise
         text = " ".join(str(error.args[-1] if error.args else error).split())  # the first may be an error's number
         raise DataError(
-            f"cannot be read as HDF5: {text}", where=str(path), hint="copy it again from where it was recorded"
+            f"cannot be read as HDF5: {text}", where=where or str(path), hint="copy it again from where it was recorded"
         ) from error
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import hdf5, pictures
-from pitools.dataset.sources.recording import Column, Hdf5
+from pitools.dataset.sources.recording import Changed, Column, Hdf5
 
 _CHANGED = "it changed while it was read"
 _AGAIN = "ingest it when it is complete"
@@ -62,7 +62,7 @@ class File:
     def read_into(self, column: Column, place: Hdf5, out: NDArray[Any], start: int, stop: int) -> None:
         """Fill `out` with rows [start, stop). Raises DataError for damage, and for a file of another size than then."""
         if os.fstat(self._descriptor).st_size != place.bytes:
-            raise DataError(_CHANGED, where=str(self._path), hint=_AGAIN)
+            raise Changed(_CHANGED, where=str(self._path), hint=_AGAIN)
         if place.pictures:
             self._decode(place, out, start, stop)
             return
@@ -70,18 +70,31 @@ class File:
             with hdf5.reading(self._path):
                 dataset = self._file[place.name]
                 if dataset.shape[1:] != column.row or dataset.dtype.name != column.dtype or len(dataset) < column.steps:
-                    raise DataError(_CHANGED, where=f"{self._path}: {place.name}", hint=_AGAIN)
+                    raise Changed(_CHANGED, where=f"{self._path}: {place.name}", hint=_AGAIN)
                 self._extents[place.name] = _extents(dataset)
         extents = self._extents[place.name]
         if extents and out.flags.c_contiguous and out.dtype == column.dtype:
             self._read(extents, out.reshape(-1).view(np.uint8).data, start, stop)
         else:
+            self._read_filtered(place.name, out, start, stop)
+
+    def _read_filtered(self, name: str, out: NDArray[Any], start: int, stop: int) -> None:
+        """By HDF5 itself. A failure names the first chunk that cannot be read."""
+        try:
             with hdf5.reading(self._path):
-                self._file[place.name].read_direct(out, np.s_[start:stop])
+                self._file[name].read_direct(out, np.s_[start:stop])
+        except DataError as error:
+            dataset = self._file[name]
+            rows = dataset.chunks[0] if dataset.chunks else len(dataset)
+            for low in range(start - start % rows, stop, rows):
+                where = f"{self._path}: {name}: steps {low} to {min(low + rows, len(dataset))}"
+                with hdf5.reading(self._path, where):
+                    dataset[max(low, start)]
+            raise error
 
     def _decode(self, place: Hdf5, out: NDArray[Any], start: int, stop: int) -> None:
         for low in range(start, stop, _PICTURES):
-            with hdf5.reading(self._path):
+            with hdf5.reading(self._path, f"{self._path}: {place.name}: from row {low}"):
                 rows = self._file[place.name][low : min(stop, low + _PICTURES)]
             for number, row in enumerate(rows, low):
                 pictures.decode(bytes(row), out[number - start], f"{self._path}: {place.name}: row {number}")

@@ -25,6 +25,14 @@ SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states":
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
 
 
+class Changed(DataError):
+    """A recording is written to while it is read."""
+
+
+class Damaged(DataError):
+    """An episode whose metadata are whole cannot be read."""
+
+
 class Hdf5(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """A dataset of an HDF5 file, one row a step. bytes: size of the file when it was scanned.
 

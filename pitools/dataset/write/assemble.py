@@ -12,6 +12,7 @@ from pitools.dataset.sources.recording import Column, Episode
 class Span(NamedTuple):
     """A run of one episode's steps, [start, stop) in the episode, and where it goes in the concatenated array."""
 
+    episode: Episode
     column: Column
     start: int
     stop: int
@@ -23,5 +24,5 @@ def spans(name: str, episodes: Sequence[Episode], offsets: Sequence[int], start:
     index = bisect_right(offsets, start) - 1
     while start < stop:
         first, end = offsets[index], min(stop, offsets[index + 1])
-        yield Span(episodes[index].columns[name], start - first, end - first, start)
+        yield Span(episodes[index], episodes[index].columns[name], start - first, end - first, start)
         start, index = end, index + 1

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
 from pitools.dataset.sources.readers import open_reader
+from pitools.dataset.sources.recording import Changed
 from pitools.dataset.write import assemble, shards, statistics
 from pitools.dataset.write.journal import Entry, Journal
 from pitools.dataset.write.place import Place
 from pitools.dataset.write.plan import Job, Plan, Range, Shard
 from pitools.dataset.write.statistics import Partial
+from pitools.dataset.write.verify import in_episode
 from pitools.store import digest
 from pitools.store.arrays import Arrays
 
@@ -107,7 +109,12 @@ class Maker:
             block, start = block[end - start :], end
         for span in assemble.spans(array, plan.episodes, plan.offsets, start, stop):
             at = span.at - start
-            self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
+            try:
+                self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
+            except Changed:
+                raise
+            except DataError as error:
+                raise in_episode(error, span.episode) from error
 
     def _fold(self, array: str, partials: list[Partial]) -> Partial | None:
         return statistics.fold(partials, statistics.columns(self._plan.grids[array].shape[1:])) if partials else None
