@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError
 from pitools.loader.sampling import gather
+from pitools.loader.sampling.instructions import Instructions
 from pitools.loader.sampling.order import Indices, Order
 from pitools.loader.sampling.samples import Buffers, Drawn, Field, field_of, require_of
 from pitools.loader.sampling.sequences import Sequences
@@ -62,6 +63,7 @@ class Bucketed:
         require_of(arrays, *sequences[:3])
         _check(lengths, edges, steps, batch_size, multiple)
         self.where, self._arrays, self._sequences = str(arrays.path), arrays, sequences
+        self._told = Instructions(arrays)
         self.identity = {
             "dataset": arrays.version, "sequences": sequences.identity, "edges": " ".join(map(str, edges)),
             "steps": str(steps), "batch_size": str(batch_size), "multiple": str(multiple), "seed": str(seed),
@@ -120,10 +122,16 @@ class Bucketed:
         return dict.fromkeys(self.fields, np.arange(length) < self._sequences.lengths[drawn.samples][:, None])
 
     def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
-        """`episode` and `length` of each sequence: (n,)."""
+        """`episode`, `instruction` (its number in `instructions`, -1 for none) and `length` of each sequence: (n,)."""
+        episode = self._sequences.episode[drawn.samples]
         return {
-            "episode": self._sequences.episode[drawn.samples], "length": self._sequences.lengths[drawn.samples],
+            "episode": episode, "instruction": self._told.of(episode), "length": self._sequences.lengths[drawn.samples],
         }  # fmt: skip
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        return self._told.texts
 
     def _fields(self, length: int) -> dict[str, Field]:
         return {name: Field((length, *field.shape[1:]), field.dtype) for name, field in self.fields.items()}

@@ -10,6 +10,7 @@ number of ranks and resumes at a number.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -35,7 +36,10 @@ class _Part(NamedTuple):
 
 
 class Mixture:
-    """Samples of several datasets in proportion; `aside` has `dataset`, the number of each sample's, (n,)."""
+    """Samples of several datasets in proportion; `aside` has `dataset`, the number of each sample's, (n,).
+
+    `instructions` are those of all datasets, one after another.
+    """
 
     planned = 0
 
@@ -102,15 +106,36 @@ class Mixture:
         return found
 
     def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
-        """`dataset`, and what the datasets have: zeros for those that do not."""
+        """`dataset`, and what the datasets have: zeros, or -1 in place of a number, for those that do not."""
         found: dict[str, NDArray[Any]] = {"dataset": np.empty(len(drawn.samples), np.int64)}
         for part in drawn.places:
             found["dataset"][part.rows] = part.number
             for name, values in self._members[part.number].aside(part.drawn).items():
+                if name == "instruction":
+                    before = sum(map(len, self._texts()[: part.number]))
+                    values = np.where(values < 0, values, values + np.int32(before))
                 if name != "dataset":  # of a mixture in this one: which of them it is says no more than `samples`
-                    empty = np.zeros((len(drawn.samples), *values.shape[1:]), values.dtype)
-                    found.setdefault(name, empty)[part.rows] = values
+                    _put(found, name, values, part.rows, len(drawn.samples))
         return found
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The distinct instructions of each dataset, one dataset after another. Raises DataError."""
+        return tuple(itertools.chain.from_iterable(self._texts()))
+
+    def _texts(self) -> list[tuple[str, ...]]:
+        return [getattr(member, "instructions", ()) for member in self._members]
+
+
+def _put(found: dict[str, NDArray[Any]], name: str, values: NDArray[Any], rows: Indices, count: int) -> None:
+    """Set some rows of an array of all datasets; windows have one value where packs have one a step."""
+    whole = found.get(name)
+    if whole is None or whole.ndim < values.ndim:
+        wider = np.full((count, *values.shape[1:]), -1 if name in ("episode", "instruction") else 0, values.dtype)
+        if whole is not None:
+            wider[:] = whole[:, None]
+        found[name] = whole = wider
+    whole[rows] = values if values.ndim == whole.ndim else values[:, None]
 
 
 def _renamed(member: Samples, rename: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.loader.sampling import gather
+from pitools.loader.sampling.instructions import Instructions
 from pitools.loader.sampling.order import Indices, Order
 from pitools.loader.sampling.packing import Packing
 from pitools.loader.sampling.samples import Buffers, Drawn, field_of, require_of
@@ -29,6 +30,7 @@ class Packed:
     """Rows of several sequences each. `inside` is where a step is one; `aside` has for each step of a row
 
     segment: 1, 2, … of its sequence, 0 for padding. position: its number in that sequence. episode: -1 for padding.
+    instruction: its number in `instructions`, -1 for none and for padding.
     """
 
     planned = 0
@@ -40,7 +42,7 @@ class Packed:
         """deal: each epoch, other sequences of the same lengths share a row. Raises UsageError, DataError."""
         require_of(arrays, *packing.sequences[:3])
         self.where, self.packing = str(arrays.path), packing
-        self._arrays, self._deal = arrays, deal
+        self._arrays, self._deal, self._told = arrays, deal, Instructions(arrays)
         self.order = Order(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
             "dataset": arrays.version, "sequences": packing.identity, "length": str(packing.length),
@@ -90,7 +92,7 @@ class Packed:
         return dict.fromkeys(self.fields, mask)
 
     def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
-        """`segment`, `position`, `episode`: (n, length) each."""
+        """`segment`, `position`, `episode`, `instruction`: (n, length) each."""
         found: _Rows = drawn.places
         counts = np.diff(found.first)
         number = np.arange(1, len(found.size) + 1) - np.repeat(found.first[:-1], counts)
@@ -99,7 +101,13 @@ class Packed:
             "segment": self._spread(drawn, number.astype(np.int32), 0),
             "position": position.astype(np.int32),
             "episode": self._spread(drawn, found.episode, -1),
+            "instruction": self._spread(drawn, self._told.of(found.episode), -1),
         }
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        return self._told.texts
 
     def _spread(self, drawn: Drawn, values: NDArray[Any], padding: int) -> NDArray[Any]:
         """A value for each piece, or for each of its steps, as (n, length)."""

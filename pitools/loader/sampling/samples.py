@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.sampling import gather
+from pitools.loader.sampling.instructions import Instructions
 from pitools.loader.sampling.order import Indices, Keys, Order
 from pitools.loader.sampling.windows import Place, Span, Windows
 from pitools.store.arrays import Arrays
@@ -107,11 +108,14 @@ class Samples(Protocol):
         """(n, length) by name: False where a step is not the sample's own; nothing where all always are."""
 
     def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
-        """(n, …) by name: what else is known of the samples, such as `dataset` or `segment`."""
+        """(n, …) by name: what else is known of the samples, such as `episode`, `instruction` or `segment`."""
 
 
 class Windowed:
-    """Windows of one dataset, in the computed order: each comes once in an epoch."""
+    """Windows of one dataset, in the computed order: each comes once in an epoch.
+
+    `aside` has `episode`, the number of each sample's, and `instruction`, its number in `instructions`, -1 for none.
+    """
 
     planned = 0
 
@@ -121,7 +125,7 @@ class Windowed:
         if not len(windows):
             raise ConfigError("no episode is long enough for a window", where=self.where)
         require_of(arrays, *windows.episodes)
-        self._arrays, self._windows = arrays, windows
+        self._arrays, self._windows, self._told = arrays, windows, Instructions(arrays)
         self.order = Order(dataset=arrays.version, samples=len(windows), seed=seed, shuffle=shuffle)
         self.identity = {
             "dataset": arrays.version, "samples": str(len(windows)), "windows": windows.identity, "seed": str(seed),
@@ -154,8 +158,14 @@ class Windowed:
         return {name: _inside(drawn.places, span) for name, span in self._windows.spans.items()}
 
     def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
-        """Nothing."""
-        return {}
+        """`episode` and `instruction`: (n,)."""
+        episode = drawn.places.episode
+        return {"episode": episode, "instruction": self._told.of(episode)}
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        return self._told.texts
 
 
 def _inside(place: Place, span: Span) -> NDArray[np.bool_]:
