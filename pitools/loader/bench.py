@@ -141,7 +141,7 @@ def judge(rates: Rates, threads: int, cores: int) -> tuple[str, str]:
     if bound == "transform":
         return bound, (
             f"The transform bounds it: {rate}, where the loader alone gives {rest}. Make it cheaper, do it on the GPU, "
-            f"or in processes: `pitools.loader.to_torch.BatchStream`.{first}"
+            f"or in processes: `StreamLoader` over `BatchStream` of `pitools.loader.to_torch`.{first}"
         )
     what = f"Decoding bounds it: {rate}." if rates.disk else f"Everything is in memory: {rate}."
     return bound, f"{what} {_faster(rates, threads, cores)}{first}"

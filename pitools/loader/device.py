@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from pitools.loader.loader import Batch, Loader, State, Times
+from pitools.loader.loader import Batch, Loader, State, Stateful, Times
 
 T = TypeVar("T")
 
 
-class OnDevice(Generic[T]):
+class OnDevice(Stateful, Generic[T]):
     """An endless iterator of a loader's batches after `put`; resumed and ended as the loader is."""
 
     def __init__(self, loader: Loader, put: Callable[[Batch], T], settle: Callable[[T], Any], *, early: bool) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,6 +63,36 @@ class State(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
     position: int
 
 
+class Stateful:
+    """What has a `State`, also as plain text and numbers: for JSON, `torch.save` and frameworks that keep it."""
+
+    def state(self) -> State:
+        """What `load_state` goes on from."""
+        raise NotImplementedError
+
+    def load_state(self, state: State) -> None:
+        """Go on where `state` was taken. Raises ConfigError."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return `state` as plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self.state())
+        return plain
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Raises ConfigError."""
+        self.load_state(as_state(state_dict))
+
+
+def as_state(state: State | Mapping[str, Any]) -> State:
+    """Return the state that plain values are, or a state itself. Raises ConfigError for anything else."""
+    try:
+        return state if isinstance(state, State) else msgspec.convert(state, State)
+    except msgspec.ValidationError as error:
+        hint = "give what state() or state_dict() of a loader returned"
+        raise ConfigError(f"not a loader's state: {error}", where="state", hint=hint) from error
+
+
 class Times(NamedTuple):
     """What all batches so far took: seconds that training waited for them, and bytes read from files for them."""
 
@@ -79,7 +110,7 @@ class _Coming(NamedTuple):
     buffers: dict[str, NDArray[Any]]
 
 
-class Loader:
+class Loader(Stateful):
     """An endless iterator of batches; `state` and `load_state` resume it exactly, at another world size too."""
 
     def __init__(

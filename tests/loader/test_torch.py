@@ -169,7 +169,7 @@ def test_a_dataloader_gives_the_same_batches(path: Path, context: str | None, wo
     expected = [(batch.step, batch.samples.tolist(), batch.arrays["obs/image"].copy()) for batch in islice(plain, 7)]
     stream = to_torch.BatchStream(partial(workers.make, path))
     count = {"num_workers": 2, "multiprocessing_context": context, "timeout": 60} if context else {"num_workers": 0}
-    found = list(islice(torch.utils.data.DataLoader(stream, batch_size=None, **count), 7))
+    found = list(islice(to_torch.StreamLoader(stream, **count), 7))
     for batch, (step, samples, images) in zip(found, expected, strict=True):
         assert (batch.step, batch.samples.tolist()) == (step, samples)
         np.testing.assert_array_equal(batch.arrays["obs/image"].numpy(), images)
@@ -183,7 +183,7 @@ def test_a_dataloader_goes_on_from_a_state_and_transforms(path: Path, workers: A
     state = to_torch.BatchStream(partial(workers.make, path)).state(7)
     assert state.position == 7 * 16
     stream = to_torch.BatchStream(partial(workers.make, path), transform=workers.total, state=state)
-    loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=3, timeout=60)
+    loaded = to_torch.StreamLoader(stream, num_workers=3, timeout=60)
     assert [(batch["step"], int(batch["total"])) for batch in islice(loaded, 5)] == expected
     assert stream.state(2).position == 9 * 16
     plain.close()
