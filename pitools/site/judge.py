@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core import proc
-from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.core.errors import ConfigError, PitError, ToolMissing, nearest
 from pitools.core.record import Record
 from pitools.site.connect import client
 from pitools.site.load import load
 from pitools.site.model import Site
 from pitools.site.standalone import text
 from pitools.site.template import fill, templates
+from pitools.slurm.reach import Reach, call
+
+_PYTHON_HINT = "name an interpreter, 3.11 or newer, that has pitools, as the nodes see it"
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.site-finding/1"):
@@ -40,6 +44,8 @@ def findings(name: str, *, live: bool = False) -> Iterator[Finding]:
     yield from _scripts(site)
     if live and site.scheduler == "slurm":
         yield from _live(site)
+    if live:
+        yield from _python(site)
 
 
 def _paths(site: Site) -> Iterator[Finding]:
@@ -75,6 +81,23 @@ def _scripts(site: Site) -> Iterator[Finding]:
         done = proc.run(["bash", "-n"], timeout_s=20, stdin=rendered)
         if done.code:
             yield Finding(site=site.name, key=f"templates.{template.script}", problem=done.stderr.strip())
+
+
+def _python(site: Site) -> Iterator[Finding]:
+    """Whether the interpreter of the site's jobs has pitools, as far as the login side can tell."""
+    if site.modules:
+        return  # they may be what it needs, and are the job's to load
+    python = site.paths.python or sys.executable
+    reach = client(site).reach if site.scheduler == "slurm" else Reach()
+    try:
+        # -P: not whatever lies in the folder that this is called from.
+        done = call(reach, [python, "-P", "-c", "import pitools.launch.attempt"], env={"LC_ALL": "C"})
+    except ToolMissing as error:
+        yield Finding(site=site.name, key="paths.python", problem=error.what, hint=_PYTHON_HINT)
+        return
+    if done.code:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+        yield Finding(site=site.name, key="paths.python", problem=f"{python}: {said}", hint=_PYTHON_HINT)
 
 
 def _live(site: Site) -> Iterator[Finding]:

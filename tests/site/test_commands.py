@@ -90,6 +90,20 @@ def test_check_finds_what_loading_cannot(pit: Pit, tmp_path: Path) -> None:
     assert "syntax error" in findings["templates.broken"]
 
 
+def test_check_live_tries_the_sites_python(pit: Pit, tmp_path: Path) -> None:
+    """One that does not have pitools, or is not there, is a finding with its own words; the commands' own is none."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # without what is installed
+    bare.chmod(0o755)
+    text = 'name = "mine"\nscheduler = "none"\n[paths]\nnvme = "/x"\npython = "{}"\n'
+    for python, problem in ((bare, "No module named 'pitools'"), (tmp_path / "none", "none"), (sys.executable, "")):
+        (tmp_path / "mine.toml").write_text(text.format(python))
+        done = pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path))
+        found = {json.loads(line)["key"]: json.loads(line)["problem"] for line in done.stdout.splitlines()}
+        assert (done.returncode, set(found)) == (bool(problem), {"paths.python"} if problem else set())
+        assert problem in found.get("paths.python", "")
+
+
 @pytest.mark.slurm
 def test_check_live_compares_with_the_cluster(clusters: Path, pit: Pit, tmp_path: Path) -> None:
     """The shipped sites agree with their clusters; one that lies is found out."""
