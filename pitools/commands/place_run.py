@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,9 @@ def run(
     from pitools.core.output import Output
     from pitools.place.queue import folder as queue
     from pitools.place.queue import follow, view
-    from pitools.place.sites import snapshot
 
     place = queue.root()
-    known = snapshot.sites(sites)[0]
+    known = _sites(sites)
     wanted = [_checked(path, known) for path in _paths(requests)]
     who = owner or getpass.getuser()
     jobs = queue.add(place, [queue.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
@@ -48,7 +48,13 @@ def run(
     rows = [view.row_of(job, seen) for job in jobs]
     if wait:
         ids = [job.job_id for job in jobs]
-        follow.rounds(_ticker(place), _EVERY_S, lambda _: follow.ended(place, ids) is not None)
+        news = follow.News(mine=ids)
+
+        def is_over(ticked: Ticked) -> bool:
+            _tell(news.of(ticked))
+            return follow.ended(place, ids) is not None
+
+        follow.rounds(_ticker(place), _EVERY_S, is_over)
         rows = follow.ended(place, ids) or rows
     with Output(form, view.JOB_COLUMNS) as out:
         for row in rows:
@@ -59,13 +65,19 @@ def run(
 
 @click.command()
 @format_option
-def tick(form: str) -> None:
-    """Look at every site, decide and submit, once. For cron: while another tick is at work it ends at once."""
+@click.pass_context
+def tick(ctx: click.Context, form: str) -> None:
+    """Look at every site, decide and submit, once. For cron: while another tick is at work it ends at once.
+
+    What went wrong is told when it begins, and not at every tick: see `pit place list`. Exit 75 where no site answered.
+    """
+    from pitools.core.errors import TryLater
     from pitools.core.output import Output
     from pitools.place.queue import folder as queue
     from pitools.place.queue import follow, view
 
     place = queue.root()
+    news = follow.News(view.sites(place))
     ticked = _ticker(place).tick()
     if ticked is None:
         click.echo("pit: another tick is at work", err=True)
@@ -75,7 +87,10 @@ def tick(form: str) -> None:
         for row in changes.of(ticked, place):
             if isinstance(row, view.SiteRow):
                 out(row)
-    _tell(ticked, place)
+    _tell(news.of(ticked))
+    if ticked.is_deaf:
+        codes = {error.exit_code for error in ticked.faults.values()}
+        ctx.exit(codes.pop() if len(codes) == 1 else TryLater.exit_code)
 
 
 @click.command()
@@ -83,14 +98,20 @@ def tick(form: str) -> None:
 @click.option("--until-empty", is_flag=True, help="End when every job is over.")
 @format_option
 def watch(every: str, until_empty: bool, form: str) -> None:
-    """Tick again and again, and show the queue live; in a pipe, one record for every change."""
+    """Tick again and again, and show the queue live; in a pipe, one record for every change.
+
+    As TSV, jobs and sites have the same columns; as a table in a pipe, each change is a line for people.
+    """
     import sys
 
     from pitools.core import units
+    from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.place.queue import folder as queue
     from pitools.place.queue import follow
 
+    if form == "hosts":
+        raise UsageError("--format hosts: the queue has no nodes to list", hint="--format jsonl")
     place = queue.root()
     ticker, changes = _ticker(place), follow.Changes()
     every_s = units.seconds(every)
@@ -99,11 +120,16 @@ def watch(every: str, until_empty: bool, form: str) -> None:
         return until_empty and not ticked.jobs
 
     if form not in ("auto", "table") or not sys.stdout.isatty():
-        with Output("jsonl") as out:
+        with Output("jsonl" if form == "auto" else form) as out:
 
             def lines(ticked: Ticked) -> bool:
-                for row in changes.of(ticked, place):
-                    out(row)
+                found = changes.of(ticked, place)
+                if form == "table":
+                    for line in follow.sentences(found):
+                        click.echo(line)
+                else:
+                    for row in found:
+                        out(follow.change(row) if form == "tsv" else row)
                 return is_enough(ticked)
 
             follow.rounds(ticker, every_s, lines)
@@ -126,7 +152,10 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 @click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
 @format_option
 def list_jobs(every: bool, form: str) -> None:
-    """List the queue, oldest first: each job, where it is, and why it waits. Asks no site."""
+    """List the queue, oldest first: each job, where it is, and why it waits. Asks no site.
+
+    On stderr: the sites that the last tick found silent, or where something went wrong.
+    """
     from pitools.core.output import Output
     from pitools.place.queue import folder as queue
     from pitools.place.queue import view
@@ -140,6 +169,7 @@ def list_jobs(every: bool, form: str) -> None:
     with Output(form, view.JOB_COLUMNS) as out:
         for job in found:
             out(view.row_of(job, seen))
+    _tell(f"{row.site}: since {row.since}: {row.why}" for row in seen.dark.values())
     if broken:
         raise broken[0]
 
@@ -178,7 +208,7 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
                 if site and ticket.site == site and ticket.n not in found.lost:
                     click.echo(f"pit: {ticket.name} is not given up: {site} has answered for it", err=True)
     if ticked:
-        _tell(ticked, place)
+        _tell(f"{name}: {error}" for name, error in sorted(ticked.faults.items()))
 
 
 def _paths(requests: tuple[str, ...]) -> list[Path]:
@@ -188,6 +218,27 @@ def _paths(requests: tuple[str, ...]) -> list[Path]:
     found: list[Path] = []
     for name in requests:
         found += [Path(line) for line in sys.stdin.read().splitlines() if line] if name == "-" else [Path(name)]
+    return found
+
+
+def _sites(names: tuple[str, ...]) -> list[Site]:
+    """The sites of these names, or every one that can have jobs; of others it is said why not, or raised if named."""
+    from pitools.core.errors import ConfigError
+    from pitools.launch.far import there
+    from pitools.place.sites import snapshot
+
+    known, skipped = snapshot.sites(names)
+    found = []
+    for site in known:
+        try:
+            if site.reach.kind == "ssh":
+                there.require(site)
+            found.append(site)
+        except ConfigError as error:
+            if names:
+                raise
+            skipped.append(snapshot.skip(site.name, error))
+    _tell(f"{one.site} is skipped: {one.reason}" for one in skipped)
     return found
 
 
@@ -222,11 +273,7 @@ def _ticker(place: Path) -> Ticker:
     return Ticker(place, lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, Policy(), columns))
 
 
-def _tell(ticked: Ticked, place: Path) -> None:
-    """What went wrong, on stderr."""
-    from pitools.place.queue import folder as queue
-
-    for site, error in sorted(ticked.faults.items()):
-        click.echo(f"pit: {site}: {error}", err=True)
-    for broken in queue.jobs(place)[1]:
-        click.echo(f"pit: {broken}", err=True)
+def _tell(lines: Iterable[str]) -> None:
+    """Say these on stderr."""
+    for line in lines:
+        click.echo(f"pit: {line}", err=True)

@@ -106,6 +106,8 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
     where = " + ".join(str(path) for path in files(name))
     site = toml.convert(merged, Site, where)
     _check(site, name, where)
+    if site.reach.kind == "ssh":
+        _check_far(site, came_from)
     for variable, key in VARIABLES.items():
         if variables and (value := os.environ.get(variable)):
             section, field = key.split(".")
@@ -177,6 +179,17 @@ def _check(site: Site, name: str, where: str) -> None:
         texts = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(text, str) and not text.isprintable() for text in [key, *texts]):
             raise ConfigError(f'key "{key}" holds a control character', where=where, hint="values become script text")
+
+
+def _check_far(site: Site, came_from: Mapping[str, str]) -> None:
+    """Raise ConfigError for a path of a site over ssh that is relative: there is no folder here that it starts from."""
+    for key in ("runs", "data", "python"):
+        value, origin = getattr(site.paths, key), came_from.get(f"paths.{key}")
+        if origin and value and not value.startswith("/"):
+            raise ConfigError(
+                f'paths.{key} = "{value}" is relative (expected a path in full, as the site reaches it over ssh)',
+                where=origin, hint=f'{key} = "/shared/{{user}}/{key}"',
+            )  # fmt: skip
 
 
 def _check_units(site: Site, where: str) -> None:

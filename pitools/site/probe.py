@@ -27,7 +27,7 @@ def site_file(name: str, *, host: str, conf: str) -> str:
     lines = [
         *_head(name, config, sorted({row.account for row in mine})),
         *_reach(host, conf, config),
-        *_paths(config),
+        *_paths(config, slurm.home() if host else ""),
         *_tiers(qos, missing),
         *_defaults(mine, qos, partitions),
         *_fabric(config),
@@ -49,8 +49,12 @@ def _reach(host: str, conf: str, config: Config) -> list[str]:
     return [*lines, f"conf = {_q(conf)}"] if conf else lines
 
 
-def _paths(config: Config) -> list[str]:
-    lines = ["", "[paths]", "# ?? storage that login and compute nodes share", 'runs = "runs"']
+def _paths(config: Config, home: str) -> list[str]:
+    """home: of the user on the far side; "" where there is none."""
+    runs = f"{home}/runs" if home else "runs"
+    lines = ["", "[paths]", "# ?? storage that login and compute nodes share", f"runs = {_q(runs)}"]
+    if home:
+        lines += ["# ?? an interpreter there that has pitools", f"python = {_q(f'{home}/pitools/.venv/bin/python')}"]
     lines += ["# ?? each node's own disk; {node}, {user} and {job} are filled in", 'nvme = "/tmp/pitools-{user}/nvme"']
     if "job_env" in config.values.get("AccountingStoreFlags", ""):
         lines.append("# This cluster stores the environment of every job in its database: keep secrets out of it.")

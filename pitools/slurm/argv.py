@@ -22,6 +22,7 @@ _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 MINE = ("%i", "%r", "%S", "%A", "%T")
 VERSION = ["sinfo", "-V"]
 USER = ["id", "-un"]
+HOME = ["sh", "-c", 'printf "%s\\n" "$HOME"']
 CONFIG = ["scontrol", "show", "config"]
 PARTITIONS = ["scontrol", "-o", "show", "partition"]
 RESERVATIONS = ["scontrol", "-o", "show", "reservation"]

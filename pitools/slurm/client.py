@@ -56,6 +56,10 @@ class Client:
         """Whom the commands run as, on the cluster's side."""
         return self._read(argv.USER).strip()
 
+    def home(self) -> str:
+        """The user's home on the cluster's side."""
+        return self._read(argv.HOME).strip()
+
     def config(self) -> Config:
         """What slurmctld runs with."""
         return parse_cluster.config(self._read(argv.CONFIG))

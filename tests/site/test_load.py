@@ -140,3 +140,19 @@ def test_what_python_cannot_read_is_a_wrong_file(write_site: Callable[[str, str]
     with pytest.raises(ConfigError) as caught:
         load.load("x")
     assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("key", ["runs", "data", "python"])
+def test_a_site_over_ssh_has_no_relative_paths(write_site: Callable[[str, str], Path], key: str) -> None:
+    """Nothing there tells where such a path starts: the file and the key are named, and none is needed for psbatch."""
+    ssh = 'name = "x"\n[reach]\nkind = "ssh"\nhost = "login.far"\n'
+    path = write_site("x", f'{ssh}[paths]\n{key} = "here"\n')
+    with pytest.raises(ConfigError) as caught:
+        load.load("x")
+    assert (f"paths.{key}" in caught.value.what, caught.value.where) == (True, str(path))
+    write_site("x", f'{ssh}[paths]\n{key} = "/home/{{user}}/here"\n')
+    assert getattr(load.load("x").paths, key) == "/home/{user}/here"
+    write_site("x", ssh)
+    assert load.load("x").paths.runs == "runs"
+    write_site("x", f'name = "x"\n[paths]\n{key} = "here"\n')
+    assert getattr(load.load("x").paths, key) == "here"

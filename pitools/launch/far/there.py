@@ -41,6 +41,12 @@ def python(site: Site) -> str:
     return _path(site, "python", site.paths.python)
 
 
+def require(site: Site) -> None:
+    """Raise ConfigError where the site file does not name the paths that every run there needs. Asks nobody."""
+    for key, text in (("runs", site.paths.runs), ("python", site.paths.python)):
+        _absolute(site, key, text)
+
+
 def user(site: Site) -> str:
     """Whom commands run as there; asked once. Raises Unreachable."""
     key = (site.reach.host, site.slurm.conf)
@@ -53,10 +59,13 @@ def user(site: Site) -> str:
 
 
 def _path(site: Site, key: str, text: str) -> str:
-    where = f"paths.{key} of site {site.name}"
-    if "{user}" in text:
-        text = text.replace("{user}", user(site))
-    if "{" in text or not text.startswith("/"):
-        what = f"{text!r} is no place on the far side"
-        raise ConfigError(what, where=where, hint="it shares no files with this machine: write the path in full")
-    return files.path(text)
+    _absolute(site, key, text)
+    return files.path(text.replace("{user}", user(site)) if "{user}" in text else text)
+
+
+def _absolute(site: Site, key: str, text: str) -> None:
+    if "{" in text.replace("{user}", "") or not text.startswith("/"):
+        raise ConfigError(
+            f'"{text}" is no path there (expected one in full; {{user}} is filled in)',
+            where=f"paths.{key} of site {site.name}", hint=f'{key} = "/shared/{{user}}/{key}" in its [paths]',
+        )  # fmt: skip

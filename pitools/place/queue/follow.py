@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pitools.core.record import Record
 from pitools.place.queue import folder as queue
 from pitools.place.queue import view
 from pitools.place.queue.tick import Ticker
@@ -65,6 +66,52 @@ class Changes:
         self._sites = {row.site: row for row in ticked.sites.sites}
         self._jobs = {row.job_id: row for row in ticked.jobs}
         return found
+
+
+class News:
+    """What people should know of sites and jobs, each thing once: when it begins, and of a site also when it ends.
+
+    before: what they know already; mine: the jobs that they wait for, of which they hear why they do not run.
+    """
+
+    def __init__(self, before: view.Sites | None = None, mine: Collection[str] = ()) -> None:
+        self._dark = set(before.dark) if before else set[str]()
+        self._broken = set(before.broken) if before else set[str]()
+        self._mine, self._whys = frozenset(mine), set[str]()
+
+    def of(self, ticked: view.Ticked) -> list[str]:
+        """What is new since the last call, as lines."""
+        seen = ticked.sites
+        told = [f"{site}: {row.why}" for site, row in seen.dark.items() if site not in self._dark]
+        told += [f"{row.site}: it answers again" for row in seen.sites if row.state == "up" and row.site in self._dark]
+        told += [text for text in seen.broken if text not in self._broken]
+        stuck: dict[str, list[str]] = {}
+        for row in ticked.jobs:
+            if row.job_id in self._mine and row.state in ("queued", "in-doubt"):
+                stuck.setdefault(row.why, []).append(row.job_id)
+        for why, job_ids in stuck.items():
+            if why not in self._whys:
+                told.append(f"{job_ids[0] if len(job_ids) == 1 else f'{len(job_ids)} jobs'}: {why}")
+        self._dark, self._broken, self._whys = set(seen.dark), set(seen.broken), set(stuck)
+        return told
+
+
+class Change(Record, frozen=True, kw_only=True, tag="pit.place-change/1"):
+    """A job or a site that changed, as a row of a table that has both. free: units, of a site."""
+
+    what: str
+    name: str
+    state: str
+    pool: str = ""
+    free: int | None = None
+    why: str = ""
+
+
+def change(row: view.JobRow | view.SiteRow) -> Change:
+    """The row with the columns that jobs and sites have in common."""
+    if isinstance(row, view.JobRow):
+        return Change(what="job", name=row.job_id, state=row.state, pool=row.pool, why=row.why)
+    return Change(what="site", name=row.site, state=row.state, free=row.free, why=row.why)
 
 
 def picture(ticked: view.Ticked, latest: list[str]) -> Group:

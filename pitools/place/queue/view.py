@@ -39,10 +39,16 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.place-site/1"):
 
 
 class Sites(Record, frozen=True, kw_only=True, tag="pit.place-sites/1"):
-    """What the last tick saw, and when."""
+    """What the last tick saw, and when. broken: what is wrong with jobs that cannot be read."""
 
     t: str
     sites: tuple[SiteRow, ...]
+    broken: tuple[str, ...] = ()
+
+    @property
+    def dark(self) -> dict[str, SiteRow]:
+        """The sites that do not answer."""
+        return {row.site: row for row in self.sites if row.state == "dark"}
 
 
 class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
@@ -66,11 +72,15 @@ class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
 
 
 class Ticked(NamedTuple):
-    """What a tick left: every job that is not put away, the sites, and what went wrong, by site."""
+    """What a tick left: every job that is not put away, the sites, and what went wrong, by site.
+
+    is_deaf: sites were asked, and at each of them something went wrong.
+    """
 
     jobs: list[JobRow]
     sites: Sites
     faults: dict[str, PitError]
+    is_deaf: bool = False
 
 
 def sites(place: Path) -> Sites:
@@ -110,9 +120,10 @@ def write(
             row = msgspec.structs.replace(old, state=state, since=since)
         why = str(faults[name]) if name in faults else ""
         rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], why=why))
-    seen = Sites(t=asked, sites=tuple(rows))
+    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors))
     write_atomic(place / "sites.json", msgspec.json.encode(seen) + b"\n", mode=0o600, durable=False)
-    return Ticked([row_of(job, seen) for job in board.jobs.values()], seen, dict(faults))
+    is_deaf = bool(faults) and faults.keys() >= set(answered)
+    return Ticked([row_of(job, seen) for job in board.jobs.values()], seen, dict(faults), is_deaf)
 
 
 def _ours(board: Board) -> tuple[Counter[str], Counter[str]]:
@@ -125,8 +136,7 @@ def row_of(job: Job, seen: Sites) -> JobRow:
     """The job as a row, with why it is where it is."""
     ticket = next((one for one in job.tickets if one.is_running or one.state == "over"), None)
     ticket = ticket or next(iter(job.live), None)
-    dark = {row.site: row for row in seen.sites if row.state == "dark"}
-    doubtful = [one for one in job.live if one.site in dark or one.unknown]
+    doubtful = [one for one in job.live if one.site in seen.dark or one.unknown]
     state: str = job.state
     if doubtful and not job.is_over and (state != "running" or doubtful[0].is_running):
         state = "in-doubt"
@@ -139,7 +149,7 @@ def row_of(job: Job, seen: Sites) -> JobRow:
 
 
 def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -> str:
-    dark = {row.site: row for row in seen.sites if row.state == "dark"}
+    dark = seen.dark
     if job.end:
         said = job.end.why or ("" if job.state == "done" else job.end.state.lower())
         if job.state == "failed" and ticket:
@@ -158,7 +168,7 @@ def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -
     if seen.t < job.asked.submitted:
         return "nobody has looked at it yet: pit place tick, or watch"
     if dark.keys() >= set(job.asked.sites):
-        return "every site that it may use is silent"
+        return f"every site that it may use is silent; {dark[job.asked.sites[0]].why}"
     return (
         f"refused: {job.refusals[-1].why}" if job.refusals else "no site has room for it yet (pit place plan --explain)"
     )

@@ -1,0 +1,149 @@
+"""`pit place run`, `tick`, `watch` and `list` over sites that do not answer, with files that are wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PIT = Path(sys.executable).with_name("pit")
+REQUEST = 'name = "bc"\ncommand = "true"\ntime = "1m"\n'
+SITE = """\
+name = "{name}"
+[reach]
+kind = "ssh"
+host = "{name}"
+[defaults]
+partition = "train"
+[paths]
+runs = "/runs"
+python = "/python"
+[partitions.train]
+nodes = 2
+"""
+
+
+class Machine:
+    """A user's machine with sites dark and faint, whose hosts refuse every connection until they are told not to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sites = folder / "sites"
+        (folder / "bin").mkdir()
+        self.sites.mkdir()
+        ssh = folder / "bin" / "ssh"
+        ssh.write_text('#!/bin/sh\n[ "$1" = -G ] && exit 1\necho "Connection refused" >&2\nexit 255\n')
+        ssh.chmod(0o755)
+        (folder / "bc.toml").write_text(REQUEST)
+        for name in ("dark", "faint"):
+            self.site(name)
+
+    def site(self, name: str, **replaced: str) -> None:
+        text = SITE.format(name=name)
+        for old, new in replaced.items():
+            text = text.replace(f"{old} = ", new)
+        (self.sites / f"{name}.toml").write_text(text)
+
+    @contextmanager
+    def start(self, *words: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+        """A command at work; killed when it takes far too long, so that nobody reads for ever."""
+        env = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder), "LC_ALL": "C.UTF-8",
+               "PIT_SITE_PATH": str(self.sites), "PIT_PLACE": str(self.folder / "place"), **more}  # fmt: skip
+        argv = [str(PIT), "place", *words]
+        with subprocess.Popen(
+            argv, env=env, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            timer = threading.Timer(60, process.kill)
+            timer.start()
+            try:
+                yield process
+            finally:
+                timer.cancel()
+                process.kill()
+
+    def pit(self, *words: str, **more: str) -> tuple[int | None, str, str]:
+        with self.start(*words, **more) as process:
+            out, err = process.communicate()
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_tick_with_every_site_dark(machine: Machine) -> None:
+    """Exit code 75 at each; cron, which mails what is on stderr, has one line a site, when it went dark."""
+    assert machine.pit("run", "bc.toml", "--site", "dark", "--site", "faint")[0] == 0
+    code, _, said = machine.pit("tick")
+    assert (code, [line.split(":")[1].strip() for line in said.splitlines()]) == (75, ["dark", "faint"])
+    for _ in range(2):
+        code, _, said = machine.pit("tick")
+        assert (code, said) == (75, "")
+    # The queue tells it as long as it is so.
+    code, out, said = machine.pit("list")
+    assert (code, len(said.splitlines())) == (0, 2)
+    assert "Connection refused" in json.loads(out)["why"]
+
+
+def test_a_tick_without_anything_to_ask_is_content(machine: Machine) -> None:
+    """An empty queue has no site that could be silent."""
+    assert machine.pit("tick") == (0, "", "")
+
+
+def test_a_broken_job_is_told_once(machine: Machine) -> None:
+    """A damaged folder in the queue is no mail each minute; `list` goes on to tell it, and exits 5."""
+    assert machine.pit("tick")[0] == 0
+    (machine.folder / "place" / "jobs" / "bad").mkdir()
+    (machine.folder / "place" / "jobs" / "bad" / "job.json").write_text("{")
+    assert [len(machine.pit("tick")[2].splitlines()) for _ in range(3)] == [1, 0, 0]
+    assert machine.pit("list")[0] == 5
+
+
+def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
+    """A file that is broken, a path that is relative, no interpreter: each is told; of a named site it is an error."""
+    machine.site("broken", nodes="noodles = ")
+    machine.site("near", runs='runs = "x" #')
+    machine.site("bare", python="# ")
+    code, out, said = machine.pit("run", "bc.toml")
+    assert (code, json.loads(out)["state"]) == (0, "queued")
+    told = {line.split()[1] for line in said.splitlines()}
+    assert {"broken", "near", "bare"} <= told
+    assert not told & {"dark", "faint"}
+    for name in ("broken", "near", "bare"):
+        assert machine.pit("run", "bc.toml", "--site", name)[0] == 3
+
+
+def test_whoever_waits_is_told_what_a_tick_finds(machine: Machine) -> None:
+    """`run --wait` says at once that its site is silent, and what its job waits for."""
+    with machine.start("run", "bc.toml", "--site", "dark", "--wait") as process:
+        assert process.stderr
+        told = [process.stderr.readline() for _ in range(2)]
+    assert told[0].startswith("pit: dark: ")
+    assert told[1].startswith("pit: bc-")
+    assert "Connection refused" in told[1]
+
+
+@pytest.mark.parametrize("form", ["tsv", "table", "jsonl", "hosts"])
+def test_watch_prints_what_was_asked_for(machine: Machine, form: str) -> None:
+    """TSV is TSV, with the same columns in each line; a table in a pipe is lines for people; hosts it has none."""
+    machine.pit("run", "bc.toml", "--site", "dark")
+    with machine.start("watch", "--format", form) as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(1 if form == "hosts" else 2)]
+        code = process.wait() if form == "hosts" else 0
+    if form == "tsv":
+        assert [line.split("\t")[:3] for line in lines] == [["what", "name", "state"], ["site", "dark", "dark"]]
+        assert len({line.count("\t") for line in lines}) == 1
+    elif form == "table":
+        assert lines[0].startswith("dark: dark")
+    elif form == "jsonl":
+        assert [json.loads(line)["schema"] for line in lines] == ["pit.place-site/1", "pit.place-job/1"]
+    else:
+        assert (code, lines) == (2, [""])
