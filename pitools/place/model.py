@@ -58,6 +58,13 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     is_dark: bool = False
     closed: Sequence[tuple[float, float]] = ()
 
+    def opens_s(self, start_s: float, limit_s: float) -> float:
+        """The first moment from start_s on at which a job of this limit reaches into no closed window."""
+        for from_s, to_s in sorted(self.closed):
+            if start_s < to_s and start_s + limit_s > from_s:
+                start_s = to_s
+        return start_s
+
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """A job of ours in a pool's queue, not started. placed_s: when it was put there.

@@ -115,18 +115,26 @@ def start(
 ) -> Start:  # fmt: skip
     """The start as quantiles. past: how long others waited there; noted: what became of earlier estimates of ours."""
     assert candidate.plan
+    now_s, limit_s = time.time(), candidate.plan.job.time_s
+
+    def opens_s(wait_s: float) -> float:
+        # What was learnt knows nothing of maintenance: Slurm starts no job that might reach into it.
+        return pool.opens_s(now_s + wait_s, limit_s) - now_s if pool else wait_s
+
     group_s = group_wait_s(candidate, seen)
     basis = "Slurm's estimate" if raw_s >= group_s else "a limit of the account or QOS"
     least_s = max(raw_s, group_s)
     mine = [line for line in noted if line.pool == candidate.pool]
-    if learnt := wait.calibrate(least_s, features(candidate, pool), mine, time.time()):
-        return Start(q10_s=learnt[0], q50_s=learnt[1], q90_s=learnt[2], raw_s=raw_s, basis=f"{basis}, calibrated")
+    if learnt := wait.calibrate(least_s, features(candidate, pool), mine, now_s):
+        low, middle, high = map(opens_s, learnt)
+        return Start(q10_s=low, q50_s=middle, q90_s=high, raw_s=raw_s, basis=f"{basis}, calibrated")
     low = high = least_s
     known = others.quantiles(past, candidate.partition, candidate.plan.nodes) if past else None
     if known and least_s > AT_ONCE_S:
         low, high = min(low, known[0]), max(high, known[2])
         basis += ", and how long others waited"
-    return Start(q10_s=low, q50_s=least_s, q90_s=high, raw_s=raw_s, basis=basis)
+    low, middle, high = map(opens_s, (low, least_s, high))
+    return Start(q10_s=low, q50_s=middle, q90_s=high, raw_s=raw_s, basis=basis)
 
 
 def features(candidate: Candidate, pool: Pool | None) -> dict[str, float]:

@@ -118,7 +118,9 @@ def write(
             row = msgspec.structs.replace(row, units=top.units, free=top.free, waiting=top.waiting)
         elif old:
             row = msgspec.structs.replace(old, state=state, since=since)
-        why = str(faults[name]) if name in faults else ""
+        why = ""
+        if error := faults.get(name):
+            why = error.what if error.where == name else str(error)
         rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], why=why))
     seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors))
     write_atomic(place / "sites.json", msgspec.json.encode(seen) + b"\n", mode=0o600, durable=False)

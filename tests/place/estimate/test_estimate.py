@@ -95,6 +95,28 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     assert estimate.start(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
 
 
+@pytest.mark.parametrize(("from_h", "starts_h"), [(1.0, 5.0), (0.0, 5.0), (3.0, 0.05)])
+def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: float) -> None:
+    """Waits that were short make no start from which a job of two hours would reach into a maintenance window."""
+    seen, now_s = made.snapshot(), time.time()
+    (pool,) = pools(seen, (), made.site())
+    pool = msgspec.structs.replace(pool, closed=[(now_s + from_h * 3600, now_s + 5 * 3600)])
+    features = estimate.features(one_of(made), pool)
+    raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
+    noted: list[history.Line] = []
+    for number in range(40):
+        job, t_s = str(number), 1e5 * number
+        noted.append(history.Foretold(t_s=t_s, job=job, pool="x/gpu", raw_s=raw_s, features=features))
+        noted.append(history.Waited(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
+    said = estimate.start(one_of(made), raw_s, seen, pool, None, noted)
+    for start_s in (said.q10_s, said.q50_s, said.q90_s):
+        assert start_s == pytest.approx(starts_h * 3600, abs=60)
+    # What others waited there makes no such start either.
+    past = Waits(jobs=(Wait("gpu", 4, 0, 0.0, 180.0),) * 10)
+    said = estimate.start(one_of(made), raw_s, seen, pool, past, [])
+    assert said.q10_s == pytest.approx(starts_h * 3600, abs=60)
+
+
 def test_a_full_account_waits_for_its_own_jobs(made: Any) -> None:
     """GrpTRES, of which --test-only knows nothing: the start is when enough of the account's jobs have ended."""
     end = clock.text(datetime.fromtimestamp(time.time() + 3600, UTC))
