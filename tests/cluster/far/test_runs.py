@@ -256,8 +256,10 @@ def test_a_local_reach_with_other_paths(
 def test_the_run_itself_knows_best(site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str) -> None:
     """A run that wrote down that it completed has, whatever Slurm still believes."""
     sent = far.submit(make_plan(command="sleep 60"), site, name=name)
-    until(site, name, lambda seen: seen.state == "RUNNING" and bool(seen.leave))
-    ended = Path(far.run_dir(site, name)) / "attempts" / "9" / "exit.json"
+    attempts = Path(far.run_dir(site, name)) / "attempts"
+    # Its attempt first: one that begins after the ninth is the tenth, and the newest.
+    until(site, name, lambda seen: seen.state == "RUNNING" and (attempts / "0" / "start.json").exists())
+    ended = attempts / "9" / "exit.json"
     folder.write(ended, folder.Attempt(job_id=sent.job_id, exit_code=0, ended=""))
     assert far.state(site, [name])[name][:4] == ("COMPLETED", sent.job_id, f"run.{sent.job_id}", 0)
     far.cancel(site, {sent.job_id: name})
