@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -32,8 +33,11 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
-def convert(tables: dict[str, Any], kind: type[T], where: str) -> T:
-    """The tables as a strict record. Raises ConfigError naming the key, and the nearest known one."""
+def convert(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Mapping[str, str] = {}) -> T:
+    """The tables as a strict record. Raises ConfigError naming the key, and the nearest known one.
+
+    elsewhere: what is no key here → where it is said instead.
+    """
     try:
         return msgspec.convert(tables, kind)
     except msgspec.ValidationError as error:
@@ -41,8 +45,9 @@ def convert(tables: dict[str, Any], kind: type[T], where: str) -> T:
         unknown = _UNKNOWN.search(text)
         if unknown:
             key, at = unknown.group(1), unknown.group(2) or "$"
-            known = _fields_at(kind, at)
-            raise ConfigError(f'unknown key "{_dotted(at, key)}"', where=where, hint=nearest(key, known)) from error
+            hint = elsewhere.get(key.replace("-", "_"), "") if at == "$" else ""
+            hint = hint or nearest(key, _fields_at(kind, at))
+            raise ConfigError(f'unknown key "{_dotted(at, key)}"', where=where, hint=hint) from error
         at = _AT.search(text)
         key = f'key "{_dotted(at.group(1))}": ' if at else ""
         raise ConfigError(key + _AT.sub("", text), where=where) from error

@@ -22,6 +22,29 @@ _SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}|none")
 # Each would make a world of its own on every rank, and train N models that know nothing of each other.
 _LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec"}
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DIALECT = 'a flag of sbatch: extra = ["--{}=…"] under [dialect] of the site file, for all jobs there'
+_FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
+# What sbatch calls otherwise, or takes and a request does not: where it is said.
+_ELSEWHERE = {
+    "qos": "tier = …, which the site file maps to a QOS under [tiers]",
+    "job_name": "name = …",
+    "mem": 'memory = "64G"',
+    **dict.fromkeys(("ntasks", "tasks"), "nodes = … and tasks_per_node = …"),
+    "ntasks_per_node": "tasks_per_node = …",
+    **dict.fromkeys(("gres", "gpus", "gpus_per_task"), 'gpus_per_node = …, and gpu = "h100" for the type'),
+    **dict.fromkeys(("time_limit", "timelimit"), 'time = "2h"'),
+    "chdir": "workdir = …",
+    **dict.fromkeys(("export", "environment"), "a table [env]"),
+    **dict.fromkeys(("output", "error"), "nowhere: the run keeps each rank's output, see: pit launch logs"),
+    "requeue": "a table [retry]; requeue under [dialect] of the site file says whether Slurm may",
+    **dict.fromkeys(("exclusive", "gpu_type"), "under [dialect] of the site file"),
+    **dict.fromkeys(("modules", "module"), "modules = […] in the site file"),
+    "container": "a table [container] in the site file",
+    "array": "pitools.launch.executor.PitExecutor, for many callables as one array",
+    **{name: _DIALECT.format(name.replace("_", "-")) for name in _FLAGS},
+    "mail": _DIALECT.format("mail-type"),
+    **dict.fromkeys(("sbatch", "slurm", "sbatch_args"), _DIALECT.format("flag")),
+}
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +123,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def load(path: Path) -> Request:
     """The request in a file, checked. Raises ConfigError naming the key, and the nearest known one."""
-    request = toml.convert(toml.read(path), Request, str(path))
+    request = toml.convert(toml.read(path), Request, str(path), elsewhere=_ELSEWHERE)
     check(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
     data = {name: _here(source, path.parent) for name, source in request.data.items()}

@@ -23,11 +23,21 @@ NVME = "/tmp/pitools-{user}/nvme"  # as the site `local` has it, so that the run
 def pit(*words: str) -> list[dict[str, Any]]:
     """Run one command, shown as it would be typed; its records. Its talk and its progress bars go to the terminal."""
     print(f"\n$ {' '.join(words)}", file=sys.stderr)
-    argv = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    records = call(str(Path(sys.executable).with_name(words[0])), *words[1:])
+    return [json.loads(line) for line in records.splitlines()]
+
+
+def call(*argv: str) -> str:
+    """Run one program; its output. One that fails, or Ctrl-C, which it has heard too, ends this one with its code."""
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output = process.communicate()[0]
+        except KeyboardInterrupt:
+            process.wait()  # it may have a run to cancel: it is not to be killed meanwhile
+            raise
+    if process.returncode:
+        sys.exit(process.returncode)
+    return output
 
 
 def main() -> None:
@@ -38,7 +48,7 @@ def main() -> None:
     if recording is None:
         recording = WORK / "recording.hdf5"
         print(f"\n$ python {HERE}/make_recording.py {recording}", file=sys.stderr)
-        subprocess.run([sys.executable, str(HERE / "make_recording.py"), str(recording)], check=True)
+        call(sys.executable, str(HERE / "make_recording.py"), str(recording))
     datasets = WORK / "datasets"
     dataset = pit("pit", "dataset", "ingest", str(recording), "--to", str(datasets), "--name", "demo")[-1]
     version = str(datasets / dataset["name"] / dataset["version"])
@@ -67,4 +77,8 @@ def report(dataset: dict[str, Any], staged: dict[str, Any], run: dict[str, Any],
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on from what is done", file=sys.stderr)
+        sys.exit(130)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +129,33 @@ def test_no_lock_stays_taken() -> None:
     assert lines[-1].endswith(" 0"), (lines, ended.stderr)
     assert all(line.endswith(" 130") for line in lines[:-1])
     assert len(lines) > 5
+
+
+# In the place of any command of the main job: it needs a moment to end.
+SLOW = """
+import pathlib, sys, time
+try:
+    pathlib.Path("ready").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.6)
+    pathlib.Path("ended").touch()
+    sys.exit(130)
+"""
+
+
+def test_the_main_job_waits_for_what_it_interrupts(tmp_path: Path) -> None:
+    """Ctrl-C ends it with 130 and no traceback, once the command that it was in has ended by itself."""
+    examples = tmp_path / "scripts" / "examples"
+    examples.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[2] / "scripts" / "examples" / "main_job.py", examples)
+    (examples / "make_recording.py").write_text(SLOW)
+    argv = [sys.executable, str(examples / "main_job.py")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "ready").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    assert (process.returncode, (tmp_path / "ended").exists()) == (130, True)
+    assert "Traceback" not in said

@@ -30,6 +30,10 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     ("text", "what", "hint"),
     [
         (GOOD + "node = 4\n", 'unknown key "node"', 'did you mean "nodes"?'),
+        (GOOD + 'sbatch = "--qos=high"\n', 'unknown key "sbatch"', "[dialect]"),
+        (GOOD + 'qos = "high"\n', 'unknown key "qos"', "tier"),
+        (GOOD + 'mail-type = "END"\n', 'unknown key "mail-type"', "--mail-type=…"),
+        (GOOD + "[retry]\nnoed = 1\n", 'unknown key "retry.noed"', "node"),
         (GOOD + 'command = "true"\n', "either entry or command", ""),
         ('name = "x"\n', "either entry or command", ""),
         ('name = "x"\nentry = "module.function"\n', "entry =", "module:function"),
