@@ -63,16 +63,25 @@ def show(name: str, origin: bool, form: str) -> None:
 @format_option
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> None:
-    """Judge site files; exit 1 when one has a finding."""
+    """Judge site files; exit 1 when one has a finding, 75 when one is away."""
+    from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
     from pitools.site import judge, load
 
     findings = 0
+    failed: list[PitError] = []
     with Output(form, ("site", "key", "problem", "hint")) as out:
         for name in names or load.names():
-            for finding in judge.findings(name, live=live):
-                findings += 1
-                out(finding)
+            try:
+                for finding in judge.findings(name, live=live):
+                    findings += 1
+                    out(finding)
+            except UsageError:
+                raise
+            except PitError as error:  # a site that is away is no reason not to judge the next one
+                error.where = f"site {name}: {error.where}" if error.where else f"site {name}"
+                failed.append(error)
+    _raise_last(failed)
     if findings:
         ctx.exit(1)
 

@@ -12,4 +12,4 @@ def client(site: Site) -> Client:
     if site.scheduler != "slurm":
         raise UsageError(f'site "{site.name}" has no Slurm', hint="choose another with --site; see: pit site list")
     environment = {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
-    return Client(Reach(host=site.reach.host, env=environment, timeout_s=site.reach.timeout_s))
+    return Client(Reach(host=site.reach.host, env=environment, bin=site.slurm.bin, timeout_s=site.reach.timeout_s))

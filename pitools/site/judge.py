@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,16 @@ from pitools.core import proc
 from pitools.core.errors import ConfigError, PitError, ToolMissing, nearest
 from pitools.core.record import Record
 from pitools.site.connect import client
-from pitools.site.load import load
+from pitools.site.load import files, load
 from pitools.site.model import Site
 from pitools.site.standalone import text
 from pitools.site.template import fill, templates
+from pitools.slurm.client import Client
 from pitools.slurm.reach import Reach, call
 
 _PYTHON_HINT = "name an interpreter, 3.11 or newer, that has pitools, as the nodes see it"
+_MARKER = "??"  # what `pit site probe` leaves for a person to say
+_CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.site-finding/1"):
@@ -40,7 +44,8 @@ def findings(name: str, *, live: bool = False) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(site=name, key="", problem=str(error), hint=error.hint)
         return
-    yield from _paths(site)
+    yield from _markers(site)
+    yield from _paths(site, live)
     yield from _scripts(site)
     if live and site.scheduler == "slurm":
         yield from _live(site)
@@ -48,7 +53,17 @@ def findings(name: str, *, live: bool = False) -> Iterator[Finding]:
         yield from _python(site)
 
 
-def _paths(site: Site) -> Iterator[Finding]:
+def _markers(site: Site) -> Iterator[Finding]:
+    """What somebody was to say, and has not."""
+    for path in files(site.name):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if _MARKER in line:
+                problem = f'"{_MARKER}" is left: {line.strip()}'
+                hint = f"say it, and take the {_MARKER} away"
+                yield Finding(site=site.name, key=f"{path}:{number}", problem=problem, hint=hint)
+
+
+def _paths(site: Site, live: bool) -> Iterator[Finding]:
     if not site.paths.nvme:
         hint = 'nvme = "/scratch/{user}"'
         yield Finding(site=site.name, key="paths.nvme", problem="not set: datasets cannot be staged", hint=hint)
@@ -64,8 +79,30 @@ def _paths(site: Site) -> Iterator[Finding]:
                 yield Finding(site=site.name, key="paths.runs", problem=f"{there} is no folder that you can write to")
     if site.scheduler == "slurm" and not site.partitions:
         yield Finding(site=site.name, key="partitions", problem="none", hint=f"pit site probe {site.name}")
-    if site.slurm.conf and site.reach.kind == "local" and not Path(site.slurm.conf).is_file():
-        yield Finding(site=site.name, key="slurm.conf", problem=f"no such file: {site.slurm.conf}")
+    if site.reach.kind == "local":
+        yield from _files_here(site, live)
+
+
+def _files_here(site: Site, live: bool) -> Iterator[Finding]:
+    """What is to be on this machine, or on storage that it shares with the nodes; `live` tries the python itself."""
+    python, conf = site.paths.python, site.slurm.conf
+    if python and not live and not (Path(python).is_file() and os.access(python, os.X_OK)):
+        yield Finding(site=site.name, key="paths.python", problem=f"no such program: {python}")
+    if not conf:
+        return
+    try:
+        said = _CLUSTER.search(Path(conf).read_text(errors="replace"))
+    except OSError as error:
+        yield Finding(site=site.name, key="slurm.conf", problem=f"{conf}: {error.strerror}")
+        return
+    if said and site.slurm.cluster:
+        yield from _other_cluster(site, said[1], f"{conf} is of")
+
+
+def _other_cluster(site: Site, name: str, who: str) -> Iterator[Finding]:
+    if name.lower() != site.slurm.cluster.lower():  # ClusterName is kept in lower case, however it is written
+        problem = f'cluster = "{site.slurm.cluster}", but {who} cluster "{name}"'
+        yield Finding(site=site.name, key="slurm.cluster", problem=problem, hint=f'cluster = "{name}"')
 
 
 def _scripts(site: Site) -> Iterator[Finding]:
@@ -102,6 +139,7 @@ def _python(site: Site) -> Iterator[Finding]:
 
 def _live(site: Site) -> Iterator[Finding]:
     slurm = client(site)
+    yield from _versions(site, slurm)
     partitions = {partition.partition: partition for partition in slurm.partitions()}
     for name, said in site.partitions.items():
         if name not in partitions:
@@ -122,3 +160,14 @@ def _live(site: Site) -> Iterator[Finding]:
         if accounts and account not in accounts:
             hint = nearest(account, accounts)
             yield Finding(site=site.name, key="accounts", problem=f'you have no account "{account}"', hint=hint)
+
+
+def _versions(site: Site, slurm: Client) -> Iterator[Finding]:
+    """Whether it is this cluster that answers, to commands of its own version."""
+    config, commands = slurm.config(), slurm.version()
+    if site.slurm.cluster and config.cluster:
+        yield from _other_cluster(site, config.cluster, "what answers is")
+    if commands[:2] != config.version[:2]:
+        mine, theirs = (".".join(f"{part:02d}" for part in version[:2]) for version in (commands, config.version))
+        problem = f"the commands are of Slurm {mine}, the controller is of {theirs}"
+        yield Finding(site=site.name, key="slurm.bin", problem=problem, hint='bin = "…"; pit site probe finds it')

@@ -163,6 +163,9 @@ def _check(site: Site, name: str, where: str) -> None:
         hint = nearest(site.defaults.tier, site.tiers)
         raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
     _check_units(site, where)
+    if site.slurm.bin and (not site.slurm.bin.startswith("/") or ":" in site.slurm.bin):
+        what = f'slurm.bin = "{site.slurm.bin}" is no folder in full'
+        raise ConfigError(what, where=where, hint='bin = "/opt/slurm/bin"')
     for name in (*site.environment, *site.network.env):
         try:
             dialect.settable(name, of_site=True)

@@ -27,10 +27,13 @@ class Reach(Section, frozen=True, kw_only=True):
 class Slurm(Section, frozen=True, kw_only=True):
     """The site's Slurm. conf: value of SLURM_CONF for its commands, when it is not the host's default.
 
+    bin: the folder of its commands, there and on the nodes, where the PATH does not lead to them or to another Slurm's.
+
     cluster: its ClusterName; jobs are placed here only when it answers to that. "" is not compared.
     """
 
     conf: str = ""
+    bin: str = ""
     cluster: str = ""
     version: str = ""
 

@@ -3,38 +3,73 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from pitools.core import units
 from pitools.core.errors import PitError, UsageError
 from pitools.slurm.client import Client, Reach
+from pitools.slurm.reach import call
 from pitools.slurm.records import Association, Config, Node, Partition, Qos
+
+# Folders of Slurm's commands, a line each: "." where the PATH has them, then the login shell's, then those that
+# ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell.
+_FOLDERS = """\
+command -v scontrol > /dev/null && echo .
+said=$("${SHELL:-/bin/sh}" -lc 'command -v scontrol' 2> /dev/null < /dev/null | tail -n 1)
+for found in "$said" /opt/slurm/bin/scontrol /opt/slurm/*/bin/scontrol /usr/local/slurm/bin/scontrol \
+  /usr/local/bin/scontrol /usr/slurm/bin/scontrol /cm/shared/apps/slurm/current/bin/scontrol; do
+  case $found in /*) [ -x "$found" ] && echo "${found%/scontrol}" ;; esac
+done
+:"""
 
 
 def site_file(name: str, *, host: str, conf: str) -> str:
     """TOML text of a site: facts filled in, and ?? where a person must say more. Raises what the client raises."""
     if not name.replace("-", "_").isidentifier():
         raise UsageError(f'"{name}" is not a name for a site', hint="letters, digits, - and _")
-    slurm = Client(Reach(host=host, env={"SLURM_CONF": conf} if conf else {}))
-    config, partitions = slurm.config(), slurm.partitions()
+    slurm, config = _found(Reach(host=host, env={"SLURM_CONF": conf} if conf else {}))
+    partitions = slurm.partitions()
     qos: list[Qos] = []
     mine: list[Association] = []
+    charged: Mapping[str, str] = {}
     missing = ""
     try:
-        qos, mine = slurm.qos(), [row for row in slurm.associations(slurm.user()) if row.user]
+        user = slurm.user()
+        qos, charged = slurm.qos(), slurm.default_accounts(user)
+        mine = [row for row in slurm.associations(user) if row.user and row.cluster == config.cluster]
     except PitError as error:  # many sites run without accounting; the rest of the file is as good
         missing = error.what
     lines = [
         *_head(name, config, sorted({row.account for row in mine})),
-        *_reach(host, conf, config),
+        *_reach(slurm.reach, conf, config),
         *_paths(config, slurm.home() if host else ""),
         *_tiers(qos, missing),
-        *_defaults(mine, qos, partitions),
+        *_defaults(charged.get(config.cluster, ""), mine, qos, partitions),
         *_fabric(config),
         *_recover(config, partitions, qos),
         *_partitions(partitions, slurm.nodes()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _found(reach: Reach) -> tuple[Client, Config]:
+    """The client whose commands get an answer, those of the controller's own version first. Raises as the client."""
+    folders = dict.fromkeys(call(reach, ["sh", "-c", _FOLDERS], env={}).stdout.split("\n"))
+    answered: list[tuple[Client, Config]] = []
+    failed: PitError | None = None
+    for folder in [folder for folder in folders if folder] or ["."]:
+        slurm = Client(msgspec.structs.replace(reach, bin="" if folder == "." else folder))
+        try:
+            answered.append((slurm, config := slurm.config()))
+            if slurm.version()[:2] == config.version[:2]:
+                return slurm, config
+        except PitError as error:  # another Slurm's commands; or the controller is away, as the first of them says
+            failed = failed or error
+    if not answered and failed:
+        raise failed
+    return answered[0]
 
 
 def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
@@ -43,9 +78,11 @@ def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
     return [*lines, f"accounts = [{', '.join(map(_q, accounts))}]"] if accounts else lines
 
 
-def _reach(host: str, conf: str, config: Config) -> list[str]:
-    lines = ["", "[reach]", 'kind = "ssh"', f"host = {_q(host)}"] if host else []
+def _reach(reach: Reach, conf: str, config: Config) -> list[str]:
+    lines = ["", "[reach]", 'kind = "ssh"', f"host = {_q(reach.host)}"] if reach.host else []
     lines += ["", "[slurm]", f"version = {_q('.'.join(f'{part:02d}' for part in config.version[:2]))}"]
+    lines += [f"cluster = {_q(config.cluster)}"] if config.cluster else []
+    lines += [f"bin = {_q(reach.bin)}"] if reach.bin else []
     return [*lines, f"conf = {_q(conf)}"] if conf else lines
 
 
@@ -68,12 +105,15 @@ def _tiers(qos: Iterable[Qos], missing: str) -> list[str]:
     return ["", "# ?? from the lowest priority to the highest: name your tiers", "[tiers]", *tiers]
 
 
-def _defaults(mine: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]) -> list[str]:
+def _defaults(
+    account: str, mine: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]
+) -> list[str]:
     lines = ["", "[defaults]"]
     lines += [f"partition = {_q(part.partition)}" for part in partitions if part.is_default]
-    lines += [f"account = {_q(row.account)}" for row in mine[:1]]
+    lines += [f"account = {_q(account)}"] if account else []
     names = {row.qos for row in qos}
-    tier = next((row.default_qos for row in mine if row.default_qos in names), "")
+    of_account = [row for row in mine if row.account == account] or mine
+    tier = next((row.default_qos for row in of_account if row.default_qos in names), "")
     if names:
         lines.append(f"tier = {_q(tier or ('normal' if 'normal' in names else min(names)))}")
     return lines

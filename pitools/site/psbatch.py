@@ -158,7 +158,8 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
         if at < len(args) and not says(given, "job-name") and "SBATCH_JOB_NAME" not in os.environ:
             added.append(f"--job-name={Path(args[at]).name}")
         return _far(site, ["sbatch", *added, *args[:at]], script or "")
-    argv, env = ["sbatch", *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
+    sbatch = f"{site.slurm.bin}/sbatch" if reach.path(client(site).reach) else "sbatch"
+    argv, env = [sbatch, *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
     return Call(argv, env, script if at >= len(args) else None, _shown(env, argv))
 
 

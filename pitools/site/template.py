@@ -97,6 +97,7 @@ def render(
     values = {
         "directives": [dialect.directive(flag) for flag in dialect.flags(site, job)],
         "modules": site.modules,
+        "slurm_bin": site.slurm.bin,
         "environment": sorted(merged.items()),
         "python": shlex.quote(interpreter) if interpreter else PYTHON_OF_SUBMITTER,
         "run_dir": shlex.quote(run_dir) if run_dir else RUN_DIR_OF_SUBMITTER,

@@ -95,6 +95,12 @@ def associations(user: str = "") -> list[str]:
     return ["sacctmgr", "-n", "-P", "show", "assoc", *only, f"format={','.join(ASSOCIATION_FORMAT)}"]
 
 
+def default_accounts(user: str) -> list[str]:
+    """The account that a user's jobs are charged to when they name none, one line a cluster and association."""
+    who = _checked(user, _NAME, "user")
+    return ["sacctmgr", "-n", "-P", "show", "user", who, "withassoc", "format=cluster,defaultaccount"]
+
+
 def submit(args: Sequence[str] = (), path: str = "") -> list[str]:
     """Queue a script: the file at `path`, or stdin."""
     return ["sbatch", "--parsable", *args, *(["--", path] if path else [])]

@@ -129,6 +129,10 @@ class Client:
         """Accounts, partitions and QOS that a user, or anyone, is associated with."""
         return parse_accounts.associations(self._read(argv.associations(user)))
 
+    def default_accounts(self, user: str) -> dict[str, str]:
+        """Cluster → the account that a user's jobs are charged to there when they name none."""
+        return parse_accounts.default_accounts(self._read(argv.default_accounts(user)))
+
     def qos(self) -> list[Qos]:
         """Every QOS."""
         return parse_accounts.qos(self._read(argv.QOS))

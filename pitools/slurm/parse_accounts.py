@@ -98,6 +98,15 @@ def associations(text: str) -> list[Association]:
     ]
 
 
+def default_accounts(text: str) -> dict[str, str]:
+    """Cluster → default account, from `sacctmgr -n -P show user … withassoc`. Raises ClusterError."""
+    rows = (line.split("|") for line in text.split("\n") if line)
+    try:
+        return {cluster: account for cluster, account in rows if cluster and account}
+    except ValueError as error:
+        raise unreadable("sacctmgr show user", "not a cluster and an account", text) from error
+
+
 def qos(text: str) -> list[Qos]:
     """Rows of `sacctmgr -n -P show qos`. Raises ClusterError."""
     return [

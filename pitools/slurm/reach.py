@@ -20,6 +20,7 @@ Run = Callable[..., proc.Completed]
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONNECT_S = 10
+_ACCOUNT = "slurm"  # some clouds' images give Slurm's files to it; what runs on the nodes is its to say anyway
 
 # Variables of these families change what the commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT), whom they ask
 # (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them. The second line is what a
@@ -56,12 +57,13 @@ READING = {"TZ": "UTC0", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a cluster's commands. Raises ConfigError for a host or variable that ssh or env could misread.
 
-    host: an ssh destination, or "" for this machine. env: set for every command, such as SLURM_CONF. timeout_s: for
-    one command, its answer included.
+    host: an ssh destination, or "" for this machine. env: set for every command, such as SLURM_CONF. bin: a folder
+    where commands are looked for before the PATH. timeout_s: for one command, its answer included.
     """
 
     host: str = ""
     env: Mapping[str, str] = {}
+    bin: str = ""
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ def call(
             with mux.turn(reach.host):
                 done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
             return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
-        given = {**conf(reach), **reach.env, **env}
+        given = {**conf(reach), **path(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
         return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin, **elsewhere)
     except Unreachable as error:
@@ -108,7 +110,10 @@ def ssh_argv(
     of ssh's own.
     """
     settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
-    remote = shlex.join(["sh", "-c", _MARKED if marked else _REMOTE, "sh", *settings, *argv])
+    script = _MARKED if marked else _REMOTE
+    if reach.bin:
+        script = f"PATH={shlex.quote(reach.bin)}:$PATH; export PATH; {script}"
+    remote = shlex.join(["sh", "-c", script, "sh", *settings, *argv])
     # Less than the whole, so that it is ssh that gives up, and says that nothing was sent.
     connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s / 2)))
     return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *options, "--", reach.host, remote]
@@ -120,15 +125,23 @@ def _of_command(text: str) -> str:
     return said if mark else text
 
 
+def path(reach: Reach) -> dict[str, str]:
+    """PATH with the reach's own folder first. Raises ConfigError where others can write there."""
+    if not reach.bin:
+        return {}
+    trust.check(Path(reach.bin), "folder of Slurm's commands", also=_ACCOUNT)
+    return {"PATH": os.pathsep.join([reach.bin, os.environ.get("PATH", os.defpath)])}
+
+
 def conf(reach: Reach) -> dict[str, str]:
     """SLURM_CONF, the one variable of Slurm's that stays. Without its file every command would retry for a minute.
 
     Raises ConfigError where there is no file, or where others can write it.
     """
-    path = reach.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
-    if path and not Path(path).is_file():
-        raise ConfigError("no such file", where=f"SLURM_CONF={path}", hint="name the cluster's slurm.conf")
-    if path:
-        # Its PluginDir is loaded by each command. Some clouds' images give the file to the account slurm.
-        trust.check(Path(path), "slurm.conf", also="slurm")
-    return {"SLURM_CONF": path} if path else {}
+    file = reach.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
+    if file and not Path(file).is_file():
+        raise ConfigError("no such file", where=f"SLURM_CONF={file}", hint="name the cluster's slurm.conf")
+    if file:
+        # Its PluginDir is loaded by each command.
+        trust.check(Path(file), "slurm.conf", also=_ACCOUNT)
+    return {"SLURM_CONF": file} if file else {}

@@ -52,6 +52,9 @@ _PREFIX = re.compile(
     r"^(?:slurm_\w+(?: error)?: |\w+: (?:error|fatal): |allocation failure: |Batch job submission failed: )+"
 )
 
+# What commands and a controller of different versions make of each other's words.
+_OTHER_VERSION = re.compile(r"Insane message length|Header lengths are longer|[Pp]rotocol version|Incompatible version")
+
 _HINTS = [
     (r"[Ii]nvalid account", "list your accounts: sacctmgr show assoc user=$USER format=account,partition,qos"),
     (r"[Qq]os specification", "list the QOS of your associations: sacctmgr show assoc user=$USER format=account,qos"),
@@ -84,10 +87,15 @@ def refusal(command: str, host: str, code: int, stderr: str) -> PitError:
         said = sentence("\n".join(stderr.rstrip().split("\n")[-2:]))
         return Unreachable(f'ssh to "{host}" failed: {said or "no reason given"}', where=where, hint=hint)
     if host and code == NOT_FOUND:
-        hint = "put its folder on the PATH of that host's non-interactive shells"
+        hint = "name its folder in the site file: [slurm] bin; pit site probe finds it"
         return ToolMissing(f'"{command}" is not on the PATH of {host}', where=where, hint=hint)
     if _UNREACHABLE.search(stderr):
-        return Unreachable(said, where=where, hint="wait for the controller or the database to come back, or try later")
+        hint = "wait for the controller or the database to come back, or try later"
+        if _OTHER_VERSION.search(stderr):
+            hint = (
+                "another Slurm's commands may be asking: pit site check --live; their folder is [slurm] bin of a site"
+            )
+        return Unreachable(said, where=where, hint=hint)
     if _TRY_LATER.search(stderr):
         return TryLater(said, where=where, hint="run the same command again later")
     hint = next((hint for pattern, hint in _HINTS if re.search(pattern, said)), "")

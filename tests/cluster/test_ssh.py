@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -58,7 +59,16 @@ def test_a_probed_site_file_loads(far: Pit, clusters: Path, site_folder: Path) -
     shown = {row["key"]: json.loads(row["value"]) for row in records(far("site", "show", "x"))}
     assert (shown["reach.kind"], shown["reach.host"], shown["slurm.conf"]) == ("ssh", "far", conf)
     assert "lab" in shown["accounts"]
+    (site_folder / "x.toml").write_text(done.stdout.replace("??", ""))
     assert records(far("site", "check", "x")) == []
+
+
+def test_a_host_whose_shells_do_not_find_slurm(far: Pit, site_folder: Path) -> None:
+    """The site names the folder of its commands, and they are found."""
+    path = site_folder / "bare.toml"
+    real = Path(str(shutil.which("scontrol"))).parent
+    path.write_text(path.read_text().replace("[slurm]", f'[slurm]\nbin = "{real}"'))
+    assert records(far("site", "check", "--live", "bare")) == []
 
 
 def test_a_run_ends_completed(far: Pit, sshd: Any, tmp_path: Path) -> None:

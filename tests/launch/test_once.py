@@ -227,7 +227,7 @@ def test_a_request_that_is_digested_late(controller: Make, run_dir: Path) -> Non
 def test_a_job_that_the_controller_has_forgotten(controller: Make, run_dir: Path) -> None:
     """It ran and was purged while its submitter lay dead: accounting knows it."""
     slurm = controller()
-    slurm.killed_at = 0
+    slurm.killed_at = 1  # before sbatch; which cluster answers was asked before
     with pytest.raises(Killed):
         once.send(run_dir, SITE)
     slurm.add("run-1", "COMPLETED")
@@ -364,6 +364,17 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
         jobs.check_cluster(moved, ref)
     with pytest.raises(ClusterError, match="job 7 is of cluster"):
         once.send(run_dir, moved, number=0)
+
+
+def test_a_cluster_that_is_not_the_site_s_gets_no_job(controller: Make, run_dir: Path) -> None:
+    """Where another one answers to the site's commands nothing is submitted, and nothing is left of the attempt."""
+    slurm = controller()
+    with pytest.raises(ClusterError) as caught:
+        once.send(run_dir, Site(name="a", slurm=Slurm(cluster="beta")))
+    assert caught.value.exit_code == 4
+    assert [argv[0] for argv in slurm.ran] == ["scontrol"]
+    assert jobs.numbers(run_dir) == []
+    assert once.send(run_dir, Site(name="a", slurm=Slurm(cluster="Alpha"))).job_id == "7"
 
 
 def test_a_site_that_does_not_name_its_cluster(controller: Make, run_dir: Path) -> None:

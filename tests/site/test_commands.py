@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,23 +114,6 @@ def test_check_live_compares_with_the_cluster(clusters: Path, pit: Pit, tmp_path
     assert done.returncode == 1
     keys = {json.loads(line)["key"] for line in done.stdout.splitlines()}
     assert keys == {"accounts", "tiers.low", "partitions.train.nodes"}
-
-
-@pytest.mark.slurm
-def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Path) -> None:
-    """What probe prints loads, agrees with the cluster, and knows its partitions, tiers, accounts and fabric."""
-    conf = clusters / "beta" / "slurm.conf"
-    text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
-    (tmp_path / "mine.toml").write_text(text)
-    assert pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)).returncode == 0
-    site = tomllib.loads(text)
-    assert site["partitions"]["train"]["nodes"] == 8
-    assert list(site["tiers"]) == ["low", "normal", "high"]
-    assert "lab" in site["accounts"]
-    assert (site["topology"]["plugin"], site["defaults"]["partition"]) == ("tree", "train")
-    # KillWait of beta's slurm.conf, where no partition or QOS gives more.
-    assert site["recover"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
-    assert "after 10 s (cred_expire)" in text
 
 
 def test_scripts_are_listed_and_rendered(pit: Pit) -> None:

@@ -67,6 +67,7 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[environment]\nA = "x\\ny"\n', "control character", ""),
         ('[environment]\nPIT_RUN_DIR = "/etc"\n', "PIT_RUN_DIR", "leave"),
         ('[network.env]\nPIT_PYTHON = "x"\n', "PIT_PYTHON", "leave"),
+        ('[slurm]\nbin = "slurm/bin"\n', "slurm.bin", "/opt/slurm/bin"),
         ('[defaults]\ntime = "2 hours"\n', 'defaults.time: "2 hours" is not a duration', "2h"),
         ('[partitions.a]\nmax_time = "UNLIMITTED"\n', "partitions.a.max_time", "2h"),
     ],

@@ -28,6 +28,19 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
     return call
 
 
+def test_the_folder_of_slurm_s_commands_is_on_the_job_s_path(write_site: Callable[[str, str], Path]) -> None:
+    """Before the first step that needs them, and after modules and variables that may change the PATH."""
+    write_site("x", 'name = "x"\nmodules = ["m"]\n[slurm]\nbin = "/opt/s 1/bin"\n[environment]\nPATH = "/usr/bin"\n')
+    text = standalone.text(
+        load.load("x"), "train", ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="", framework="none",
+        data={},
+    )  # fmt: skip
+    ours = "export PATH='/opt/s 1/bin':\"$PATH\""
+    at = [text.index(part) for part in ("module load m", "export PATH=/usr/bin", ours)]
+    assert at == sorted(at)
+    assert at[-1] < text.index("scontrol")
+
+
 @pytest.mark.parametrize(
     "reach", ["cycler.__init__.__globals__.os.popen('touch {}').read()", "modules.__class__.__base__.__subclasses__()"]
 )

@@ -116,6 +116,22 @@ def test_a_rank_s_variables_stay_behind(far_end: Reach, host: str, monkeypatch: 
     assert seen >= {*KEPT}
 
 
+@pytest.mark.parametrize("host", ["", "login"])
+def test_a_folder_of_commands_comes_before_the_path(far_end: Reach, host: str, tmp_path: Path) -> None:
+    """What is there is run in place of what the PATH has; a folder whose name a shell would read is only a name."""
+    folder = tmp_path / "o'p $t" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "scontrol").write_text("#!/bin/sh\necho mine; env\n")
+    (folder / "scontrol").chmod(0o755)
+    said = call(Reach(host=host, bin=str(folder), timeout_s=10), ["scontrol"], env=READING).stdout
+    assert said.startswith("mine\n")
+    assert f"PATH={folder}:" in said
+    if not host:
+        folder.chmod(0o777)
+        with pytest.raises(ConfigError):
+            call(Reach(bin=str(folder)), ["scontrol"], env={})
+
+
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
     """A script on stdin arrives; a command's own 255 is not taken for a failure of ssh."""
     assert call(far_end, ["cat"], env={}, stdin="#!/bin/sh\n'é'\n").stdout == "#!/bin/sh\n'é'\n"

@@ -66,7 +66,7 @@ def key(site: Site) -> str:
     A home folder may be seen by the hosts of several clusters, each with a Slurm of its own in the usual place.
     """
     conf = site.slurm.conf or ("" if site.reach.host else os.environ.get("SLURM_CONF", ""))
-    way = (socket.gethostname(), site.reach.kind, site.reach.host, conf)
+    way = (socket.gethostname(), site.reach.kind, site.reach.host, conf, site.slurm.bin)
     return hashlib.sha256(msgspec.json.encode(way)).hexdigest()[:16]
 
 

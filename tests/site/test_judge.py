@@ -1,0 +1,133 @@
+"""What `pit site check` finds, and what `pit site probe` fills in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def findings(done: subprocess.CompletedProcess[str], code: int) -> list[dict[str, Any]]:
+    """What was printed, by a command that ended with this code."""
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def tool(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_what_is_not_as_the_file_says_is_found(pit: Pit, tmp_path: Path) -> None:
+    """A marker that is left, an interpreter that is not there, and a slurm.conf of another cluster."""
+    (tmp_path / "slurm.conf").write_text("# x\n clustername = Other\nSlurmctldHost=x\n")
+    (tmp_path / "odd.toml").write_text(
+        f'name = "odd"\n[slurm]\nconf = "{tmp_path}/slurm.conf"\ncluster = "mine"\n[partitions.a]\n'
+        '[paths]\n# ?? where\nnvme = "/x"\npython = "/nowhere/python"\n'
+    )
+    found = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert {row["key"] for row in found} == {f"{tmp_path}/odd.toml:7", "paths.python", "slurm.cluster"}
+
+
+def test_a_site_file_of_others_is_found(pit: Pit, tmp_path: Path) -> None:
+    """One that everybody can write to, or somebody else's, is a finding, and the next site is judged."""
+    for name in ("open", "odd"):
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\nscheduler = "none"\n[paths]\nnvme = "/x"\n')
+    (tmp_path / "open.toml").chmod(0o666)
+    (row,) = findings(pit("site", "check", "open", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert (row["site"], str(tmp_path / "open.toml") in row["problem"]) == ("open", True)
+
+
+def test_a_site_that_is_away_does_not_end_the_check(pit: Pit, tmp_path: Path) -> None:
+    """The sites after it are judged, it is named, and the exit code says to try again."""
+    tool(tmp_path / "bin" / "ssh", "echo 'ssh: connect to host x: Connection refused' >&2; exit 255")
+    away = 'name = "{}"\n[reach]\nkind = "ssh"\nhost = "{}"\n[partitions.a]\n[paths]\nnvme = "/x"\n'
+    for name in ("away", "gone"):
+        (tmp_path / f"{name}.toml").write_text(away.format(name, name))
+    (tmp_path / "odd.toml").write_text('name = "odd"\nscheduler = "none"\n')
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    words = ("site", "check", "--live", "away", "gone", "odd")
+    done = pit(*words, PIT_SITE_PATH=str(tmp_path), PATH=path)
+    assert [row["site"] for row in findings(done, 75)] == ["odd"]
+    assert ["site away" in done.stderr, "site gone" in done.stderr] == [True, True]
+
+
+@pytest.mark.slurm
+def test_commands_of_another_version_are_found(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
+    """Its version differs from the controller's; and what answers is not the cluster that the file names."""
+    tool(tmp_path / "bin" / "sinfo", "echo slurm 99.05.1")
+    text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "two"')
+    text = text.replace('cluster = "alpha"', f'cluster = "gamma"\nbin = "{tmp_path}/bin"')
+    (tmp_path / "two.toml").write_text(text)
+    found = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in found] == ["slurm.cluster", "slurm.cluster", "slurm.bin"]  # by its file, and live
+    (tmp_path / "r.toml").write_text('name = "r"\ncommand = "true"\ntime = "2m"\n')
+    done = pit("launch", "run", "r.toml", "--site", "two", PIT_SITE_PATH=str(tmp_path), PIT_RUNS=str(tmp_path / "runs"))
+    assert (done.returncode, '"alpha"' in done.stderr) == (4, True)
+
+
+@pytest.mark.slurm
+def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Path) -> None:
+    """What probe prints loads, agrees with the cluster, and knows its partitions, tiers, accounts and fabric."""
+    conf = clusters / "beta" / "slurm.conf"
+    text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
+    (tmp_path / "mine.toml").write_text(text)
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if "??" in line]
+    found = findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in found] == [f"{tmp_path}/mine.toml:{number}" for number in marked]
+    (tmp_path / "mine.toml").write_text(text.replace("??", ""))
+    assert findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 0) == []
+    site = tomllib.loads(text)
+    assert site["slurm"]["cluster"] == "beta"
+    assert "bin" not in site["slurm"]
+    assert site["defaults"]["account"] == "lab"
+    assert site["partitions"]["train"]["nodes"] == 8
+    assert list(site["tiers"]) == ["low", "normal", "high"]
+    assert "lab" in site["accounts"]
+    assert (site["topology"]["plugin"], site["defaults"]["partition"]) == ("tree", "train")
+    # KillWait of beta's slurm.conf, where no partition or QOS gives more.
+    assert site["recover"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
+    assert "after 10 s (cred_expire)" in text
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("first", ["", "echo 'slurm_load_ctl_conf error: Insane message length' >&2; exit 1"])
+def test_probe_finds_the_commands_that_are_answered(clusters: Path, pit: Pit, tmp_path: Path, first: str) -> None:
+    """Where the PATH has none, or another Slurm's, those that the login shell finds; the site works by them."""
+    real = str(Path(str(shutil.which("scontrol"))).parent)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "bash", "env", "grep", "tail", "id"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    if first:
+        tool(tools / "scontrol", first)
+    (tmp_path / "home" / ".profile").write_text(f"PATH={real}:$PATH\n")
+    env = {"PATH": str(tools), "SHELL": "/bin/sh", "PIT_SITE_PATH": str(tmp_path)}
+    text = pit("site", "probe", "mine", "--conf", str(clusters / "beta" / "slurm.conf"), **env).stdout
+    assert tomllib.loads(text)["slurm"]["bin"] == real
+    (tmp_path / "mine.toml").write_text(text.replace("??", ""))
+    assert findings(pit("site", "check", "--live", "mine", **env), 0) == []
+
+
+@pytest.mark.slurm
+def test_a_job_uses_the_site_s_commands(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
+    """Submitting, asking and starting the ranks: none of them is looked for on the PATH alone."""
+    for name in ("sbatch", "scontrol", "squeue", "srun"):
+        tool(tmp_path / "bin" / name, f'echo {name} >> {tmp_path}/called; exec {shutil.which(name)} "$@"')
+    text = (dev_sites / "alpha.toml").read_text().replace('cluster = "alpha"', f'bin = "{tmp_path}/bin"')
+    (tmp_path / "alpha.toml").write_text(text)
+    (tmp_path / "r.toml").write_text('name = "r"\ncommand = "true"\ntime = "2m"\n')
+    env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
+    done = pit("launch", "run", "r.toml", "--site", "alpha", "--wait", **env)
+    assert done.returncode == 0, done.stderr
+    assert {"sbatch", "scontrol", "srun"} <= set((tmp_path / "called").read_text().split())
