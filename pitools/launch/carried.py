@@ -11,7 +11,7 @@ from pitools.checkpoint import layout, manifest, owner, verify
 from pitools.core.errors import DataError
 from pitools.core.files import os_error, plain_file, sync_file_system, write_atomic
 from pitools.core.progress import bar
-from pitools.launch import far
+from pitools.launch import far, own_checkpoints
 from pitools.launch.far import there
 from pitools.launch.plan import Plan
 from pitools.site import files
@@ -22,15 +22,22 @@ from pitools.slurm.refusals import sentence
 _BLOCK = 1 << 20
 _READ = 20 << 20  # bytes a second that even a slow file system reads back
 _CHECK = '"$1" -m pitools checkpoint check "$2" >&2'
+_SUMS = 'cd -- "$1" && sha256sum --check --quiet --strict - >&2'
 
 
-def copy(run_dir: Path, step: int, to: Path, run: str) -> None:
-    """Copy a run's checkpoint into the folder of the run `run`; nothing for step 0.
+def copy(run_dir: Path, step: int | None, to: Path, run: str) -> None:
+    """Copy a run's checkpoint into the folder of the run `run`, and what its program keeps there besides.
 
-    Raises DataError where what arrived is not what was saved; NoSpace, ClusterError.
+    step: of the checkpoint, None for none. Raises DataError where what arrived is not what was saved; NoSpace,
+    ClusterError.
     """
-    if not step:
-        return
+    if step is not None:
+        _copy(run_dir, step, to, run)
+    if own := own_checkpoints.entries(run_dir):
+        own_checkpoints.copy(own, to)
+
+
+def _copy(run_dir: Path, step: int, to: Path, run: str) -> None:
     source, made = layout.step_path(run_dir / "checkpoints", step), layout.step_path(to / "checkpoints", step)
     texts = _renamed(source, run)
     held = manifest.load(source)
@@ -53,31 +60,29 @@ def copy(run_dir: Path, step: int, to: Path, run: str) -> None:
         raise DataError(f"the checkpoint did not arrive as it was: {what}", where=str(made), hint="try again")
 
 
-def send(run_dir: Path, plan: Plan, site: Site, name: str, step: int, *, before: Callable[[], None]) -> tuple[str, str]:
-    """Queue a plan at a site that shares no files, with a run's checkpoint; (job id, folder there). Safe to repeat.
+def send(
+    run_dir: Path, plan: Plan, site: Site, name: str, step: int | None, *, before: Callable[[], None]
+) -> tuple[str, str]:  # fmt: skip
+    """Queue a plan at a site that shares no files, with a run's checkpoints; (job id, folder there). Safe to repeat.
 
     before: called when all is there, just before it is submitted; what it raises keeps it from being submitted.
 
     Raises DataError where the checkpoint did not arrive as it was, with nothing left there; what `far.submit` raises.
     """
     at = there.run_dir(site, name)
-    if not step:
+    own = own_checkpoints.entries(run_dir)
+    also = [*(_entries(run_dir, step, name) if step is not None else ()), *own]
+    if not also:
         return far.submit(plan, site, name=name, ready=before).job_id, at
-    source, below = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
-    texts = _renamed(source, name)
-    held = manifest.load(source)
-    entries = [
-        Entry(name=f"checkpoints/{owner.FILE_NAME}", data=texts[owner.FILE_NAME]),
-        *(Entry(name=f"{below}/{one.path}", path=source / one.path) for one in held.files),
-        Entry(name=f"{below}/{manifest.FILE_NAME}", data=texts[manifest.FILE_NAME]),
-    ]
 
     def arrived() -> None:
-        timeout_s = 60 + held.total_bytes / _READ
-        done = files.shell(site, _CHECK, there.python(site), f"{at}/{below}", timeout_s=timeout_s)
-        if done.code:
-            said = sentence(done.stderr) or f"exit code {done.code}"
-            raise DataError(f"the checkpoint did not arrive as it was: {said}", where=f"{site.name}:{at}/{below}")
+        if step is not None:
+            n_bytes = manifest.load(layout.step_path(run_dir / "checkpoints", step)).total_bytes
+            below = f"{at}/checkpoints/step_{step}"
+            _checked(site, n_bytes, below, _CHECK, there.python(site), below)
+        if text := own_checkpoints.sums(own):
+            n_bytes = sum(entry.path.stat().st_size for entry in own if entry.path)
+            _checked(site, n_bytes, at, _SUMS, at, stdin=text)
         before()
 
     there_now = files.exists(site, [at, f"{at}/submitting"])
@@ -87,7 +92,26 @@ def send(run_dir: Path, plan: Plan, site: Site, name: str, step: int, *, before:
             arrived()
         except DataError:
             files.remove(site, at)
-    return far.submit(plan, site, name=name, also=entries, ready=arrived).job_id, at
+    return far.submit(plan, site, name=name, also=also, ready=arrived).job_id, at
+
+
+def _entries(run_dir: Path, step: int, name: str) -> list[Entry]:
+    """What a checkpoint is made of, as the run `name`'s."""
+    source, below = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
+    texts = _renamed(source, name)
+    return [
+        Entry(name=f"checkpoints/{owner.FILE_NAME}", data=texts[owner.FILE_NAME]),
+        *(Entry(name=f"{below}/{one.path}", path=source / one.path) for one in manifest.load(source).files),
+        Entry(name=f"{below}/{manifest.FILE_NAME}", data=texts[manifest.FILE_NAME]),
+    ]
+
+
+def _checked(site: Site, n_bytes: int, where: str, script: str, *words: str, stdin: str | None = None) -> None:
+    """Have the far side read what arrived. Raises DataError where that is not what was sent."""
+    done = files.shell(site, script, *words, stdin=stdin, timeout_s=60 + n_bytes / _READ)
+    if done.code:
+        said = sentence(done.stderr) or f"exit code {done.code}"
+        raise DataError(f"the checkpoint did not arrive as it was: {said}", where=f"{site.name}:{where}")
 
 
 def _renamed(source: Path, run: str) -> dict[str, bytes]:

@@ -22,11 +22,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pitools.checkpoint import checking
 from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
 from pitools.core.record import Record
-from pitools.launch import carried, far, jobs, local, once, submit
+from pitools.launch import carried, far, jobs, local, once, own_checkpoints, submit
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.launch.recover import asking, settling
@@ -57,7 +56,7 @@ class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
 
 
 class Moved(Record, frozen=True, kw_only=True, tag="pit.moved/1"):
-    """A run that goes on elsewhere. run_id: the old one; to: the new one. step: of the checkpoint it goes on from."""
+    """A run that goes on elsewhere. run_id: the old one; to: the new one. step: that it goes on from."""
 
     run_id: str
     to: str
@@ -70,7 +69,8 @@ class Moved(Record, frozen=True, kw_only=True, tag="pit.moved/1"):
 def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> Moved:
     """Let a run of `site` go on at `other`; returns where. Safe to repeat, also after it was killed.
 
-    stop_s: how long it may take to save and end. Raises UsageError for a run that has finished, ConfigError for one
+    stop_s: how long it may take to save and end. Raises UsageError for a run that has finished, or has made progress
+    of which nothing is in its checkpoint folder, ConfigError for one
     that does not fit there, DataError for code, data or a checkpoint that is not what it was, TryLater where it does
     not stop in time, and what submitting raises; the run then goes on here. Raises Unanswered where it may have been
     submitted: run it again.
@@ -82,6 +82,8 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
     with held(run_dir / ".move", f"the move of run {run_dir.name}"):
         mine = _intend(run_dir, was, other)
         provenance.checked(run_dir)
+        if not mine.ended:
+            own_checkpoints.require_saved(run_dir, was)
         plan = planning.make(was.request, other, str(run_dir), request_text=was.request_text)
         is_far = again.is_far(plan, other)
         if is_far:
@@ -90,8 +92,8 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
         folder.write(run_dir / _FILE, mine, durable=True)
         try:
             stopped = _hold(run_dir, mine)
-            mine = _stop(run_dir, site, mine, stop_s)
-            step = checking.newest_good(run_dir / "checkpoints") or 0
+            mine = _stop(run_dir, was, site, mine, stop_s)
+            step = own_checkpoints.step_to_go_on_from(run_dir, was)
             made = _begin(run_dir, plan, other, mine, step, is_far, lambda: _require(run_dir, stopped))
         except Unanswered as error:
             hint = f"it is stopped here until that is known: pit launch move {run_dir.name} --site {other.name}"
@@ -126,7 +128,7 @@ def _hold(run_dir: Path, mine: Move) -> Verdict:
         return settling.conclude(run_dir, "stopped", "cancelled", f"{settling.BEING_MOVED} {mine.site} as {mine.to}")
 
 
-def _stop(run_dir: Path, site: Site, mine: Move, stop_s: float) -> Move:
+def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Move:
     """Ask the run's job to save and end, and wait for it. Raises TryLater, UsageError where it has finished."""
     known = jobs.numbers(run_dir)
     if known and jobs.is_open(run_dir, known[-1]):
@@ -148,14 +150,15 @@ def _stop(run_dir: Path, site: Site, mine: Move, stop_s: float) -> Move:
             # Again now and then: before its ranks have begun there is nobody to hear it.
             if now - asked > _REPEAT_S:
                 asked = now
-                _ask(site, ref, state)
+                _ask(site, ref, state, _notice(was))
         if now > stop_s:
             what = f"job {ref.job_id} did not save and end within {stop_s:g} s"
             raise TryLater(what, where=str(run_dir), hint="give it longer: --stop-within")
         time.sleep(_LOOK_S)
     made = folder.attempts(run_dir)
     ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
-    if ended and ended.exit_code == 0:
+    # What was ended, and not asked, may call that a success.
+    if ended and ended.exit_code == 0 and (_notice(was) or site.scheduler == "none" or state == "COMPLETED"):
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
             settling.conclude(run_dir, "finished", "finished", "it made its last step while it was asked to stop", 0)
@@ -180,28 +183,37 @@ def _state(site: Site, ref: folder.JobRef) -> str:
         return "UNANSWERED"
 
 
-def _ask(site: Site, ref: folder.JobRef, state: str) -> None:
-    """Have a job that runs save and end, as before its time limit; one that waits is taken out of the queue."""
+def _notice(was: Plan) -> str:
+    """The signal at which a run saves and ends; "" for a command that asks for none, and saves whenever it does."""
+    if not was.request.command:
+        return "USR2"
+    return was.job.signal.rpartition(":")[2].partition("@")[0].removeprefix("SIG")
+
+
+def _ask(site: Site, ref: folder.JobRef, state: str, notice: str) -> None:
+    """Have a job that runs save and end, as before its time limit; one that waits, or hears no signal, is cancelled."""
     if site.scheduler == "none":
         if local.alive(ref):
-            os.kill(ref.pid, signal.SIGUSR2)
+            # A supervisor passes USR2 on; any other request is TERM, which its ranks get, too.
+            os.kill(ref.pid, signal.SIGUSR2 if notice == "USR2" else signal.SIGTERM)
         elif local.alive(ref) is None:
             raise ClusterError(f"it is a process of host {ref.host}", where=ref.job_id, hint=f"run this on {ref.host}")
-    elif state == "PENDING":
+    elif state == "PENDING" or not notice:
         client(site).cancel([ref.job_id])
     else:
         # To its ranks, and not to the job: that would end them seconds later.
-        call(client(site).reach, ["scancel", "--signal=USR2", ref.job_id], env={})
+        call(client(site).reach, ["scancel", f"--signal={notice}", ref.job_id], env={})
 
 
 def _begin(
-    run_dir: Path, plan: Plan, other: Site, mine: Move, step: int, is_far: bool, require: Callable[[], None]
+    run_dir: Path, plan: Plan, other: Site, mine: Move, step: int | None, is_far: bool, require: Callable[[], None]
 ) -> Moved:  # fmt: skip
     """Start the run there, or find that it was started before. Raises as `move`.
 
     require: raises what keeps it from being started; asked again when all is there.
     """
     require()
+    steps = own_checkpoints.progress(run_dir) if step is None else step
     if is_far:
         job_id, at = carried.send(run_dir, plan, other, mine.to, step, before=require)
     else:
@@ -217,9 +229,9 @@ def _begin(
             submit.run(plan, other, run_id=mine.to, seed=seed)
             ref = folder.read(new / "job.json", folder.JobRef)
             job_id = ref.job_id if ref else ""
-            folder.note(new, "moved-here", run=run_dir.name, site=plan.site, step=step)
+            folder.note(new, "moved-here", run=run_dir.name, site=plan.site, step=steps)
         at = str(new)
-    return Moved(run_id=run_dir.name, to=mine.to, site=other.name, run_dir=at, job_id=job_id, step=step)
+    return Moved(run_id=run_dir.name, to=mine.to, site=other.name, run_dir=at, job_id=job_id, step=steps)
 
 
 def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: BaseException) -> bool:

@@ -66,7 +66,11 @@ def started(
 def test_it_goes_on_at_a_site_that_shares_nothing(
     started: Path, site: Site, far_side: FarSide, alpha: Client
 ) -> None:  # fmt: skip
-    """There is one job there, which begins at the step that was saved here; the checkpoint's bytes are the same."""
+    """There is one job there, which begins at the step that was saved here; the checkpoint's bytes are the same, and
+    those of what the program keeps beside it.
+    """
+    (started / "checkpoints").mkdir(exist_ok=True)
+    (started / "checkpoints" / "words.json").write_text("[1]")
     moved = moving.move(started, load.load("local"), site)
     there = Path(moved.run_dir)
     assert there.is_relative_to(far_side.root)
@@ -76,6 +80,7 @@ def test_it_goes_on_at_a_site_that_shares_nothing(
     step = f"checkpoints/step_{moved.step}"
     assert verify.check(there / step) == []
     assert (there / step / "payload" / "state").read_bytes() == (started / step / "payload" / "state").read_bytes()
+    assert (there / "checkpoints" / "words.json").read_text() == "[1]"
     assert json.loads((there / "checkpoints" / "owner.json").read_text())["run"] == moved.to
     verdict = settling.verdict(started)
     assert verdict is not None
