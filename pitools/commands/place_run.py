@@ -25,7 +25,7 @@ _EVERY_S = 5.0
 @click.option(
     "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
 )
-@click.option("--owner", metavar="NAME", help="Whose share it uses; default: you.")
+@click.option("--owner", metavar="NAME", help="Whose job `list` calls it; run times are learnt by it.")
 @click.option("--wait", is_flag=True, help="Tick until all have ended; exit 1 unless all completed.")
 @format_option
 @click.pass_context

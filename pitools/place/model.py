@@ -30,7 +30,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job in the queue over all sites. tier: the higher goes first; owner: whose share it uses."""
+    """One job in the queue over all sites. tier: the higher goes first; owner: for a policy of shares."""
 
     job_id: str
     submit_s: float

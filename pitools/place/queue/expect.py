@@ -5,7 +5,6 @@ Jobs of one owner and name are of one kind, and what is learnt is how much of th
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from pitools.core import units
 from pitools.core.errors import PitError
 from pitools.place.model import Option
+from pitools.place.queue import folder as queue
 from pitools.place.queue.journal import Entry, Queued, read_journal
 from pitools.run import folder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pitools.place.policy.predict import Known, Predictor
 
 FEW = 3  # of fewer of its kind nothing is said
-MOST = 300  # ended jobs that are read in one tick, the newest: 0.1 ms each
+MOST = 300  # jobs that are read in one tick, those submitted last: 0.1 ms each
 _TICK_S = 60.0  # what was not seen to start between two ticks ran no longer than it was there, if that was short
 
 Speed = Callable[[str], float]
@@ -34,22 +34,19 @@ class Expectations:
     """What the queue at `place` has taught. speed: of a pool, 1.0 where that is not known."""
 
     def __init__(self, place: Path) -> None:
-        self._done = place / "done"
+        self._place = place
         self._read: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._predictor: Predictor | None = None
 
     def learn(self, speed: Speed) -> None:
         """Read what ended since the last time."""
-        with os.scandir(self._done) as found:
-            new = [one for one in found if one.name not in self._read]
-        self._read.update(one.name for one in new)
-        if len(new) > 1:
-            new = sorted(new, key=_put_away)[-MOST:]
-        for one in new:
+        new = [name for _, name in queue.over(self._place) if name not in self._read]
+        self._read.update(new)
+        for path in (self._place / "done" / name for name in new[-MOST:]):
             try:
-                asked = folder.read(Path(one.path) / "job.json", Queued)
-                ran = _ran(read_journal(Path(one.path) / "journal.jsonl"))
+                asked = folder.read(path / "job.json", Queued)
+                ran = _ran(read_journal(path / "journal.jsonl"))
             except (PitError, OSError):
                 continue  # what cannot be read teaches nothing
             if asked and ran and asked.request.time:
@@ -70,13 +67,6 @@ class Expectations:
         known = _known(asked, option.limit_s * min(1.0, fast))  # slow nodes were given a longer limit
         run_s = self._predictor.mean_s(known) / fast
         return replace(option, run_s=run_s) if run_s < option.run_s else option
-
-
-def _put_away(entry: os.DirEntry[str]) -> float:
-    try:
-        return entry.stat(follow_symlinks=False).st_ctime
-    except OSError:
-        return 0.0
 
 
 def _kind(asked: Queued) -> str:

@@ -9,7 +9,7 @@
         cancel                  somebody wants it withdrawn
         lost.<n>                somebody answers for it that its ticket of this number will not run; void, and
                                 removed, as soon as its site answers for the ticket
-    done/<job-id>/              the same, once the job is over
+    done/<job-id>/              the same for KEEP_S, once the job is over, with what its runs over ssh brought home
 
 What a job is now follows from its journal alone (journal.py), which only the tick writes.
 """
@@ -17,9 +17,11 @@ What a job is now follows from its journal alone (journal.py), which only the ti
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +36,10 @@ from pitools.launch.request import Request
 from pitools.place.queue.journal import Job, Queued, fold, read_journal
 from pitools.run import folder
 
+KEEP_S = 30 * 86400.0  # how long a job that is over can be listed
+
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,80}")
+_SUBMITTED = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+$")
 
 
 def root() -> Path:
@@ -119,6 +124,38 @@ def close(place: Path, job: Job) -> None:
         os.rename(job.path, place / "done" / job.job_id)
     except OSError as error:
         raise os_error(error, job.path) from error
+
+
+def over(place: Path) -> list[tuple[str, str]]:
+    """The jobs that are put away, in the order of their submission: (when, id), as the ids tell. Looks into none.
+
+    When: UTC, as `20261121-013341`; "" for what has no such name.
+    """
+    with os.scandir(place / "done") as found:
+        names = [one.name for one in found]
+    return sorted((when[1] if (when := _SUBMITTED.search(name)) else "", name) for name in names)
+
+
+def prune(place: Path) -> None:
+    """Remove the jobs that have been over for KEEP_S; what cannot be removed stays."""
+    until_s = time.time() - KEEP_S
+    latest = time.strftime("%Y%m%d-%H%M%S", time.gmtime(until_s))
+    for submitted, name in over(place):
+        path = place / "done" / name
+        if submitted > latest:
+            return
+        if submitted and _ended_s(path) < until_s:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _ended_s(path: Path) -> float:
+    """When something last became of a job; 0 where a removal was cut short."""
+    try:
+        return (path / "journal.jsonl").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    except OSError:
+        return math.inf
 
 
 def mark(job: Job, name: str) -> None:

@@ -28,7 +28,10 @@ _DURABLE = frozenset({"submit", "grant"})
 
 
 class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
-    """What was asked for. sites: where it may run, each a site's name. tier, owner: for the order over all sites."""
+    """What was asked for. sites: where it may run, each a site's name. tier: for the order over all sites.
+
+    owner: with the request's name, whose earlier jobs tell how long it will run.
+    """
 
     job_id: str
     request: Request

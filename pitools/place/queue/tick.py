@@ -81,6 +81,7 @@ class Ticker:
         self._do(board, sites, world, self._decider.decide(board, world), faults)
         _cancelled(board)
         board.put_away()
+        queue.prune(self.place)
         return view.write(self.place, board, asked, world.pools, faults, looks)
 
     def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:

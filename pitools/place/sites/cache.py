@@ -22,16 +22,18 @@ from pitools.stage.cache.lock import taken
 
 T = TypeVar("T", bound=Record)
 
+_MOST = 20  # failures are counted up to here
 # What `kept` read: (file, kind) → the file's state, and what is in it.
 _READ: dict[tuple[Path, type[Record]], tuple[tuple[int, int, int], Record | None]] = {}
 
 
 class Failure(Record, frozen=True, kw_only=True, tag="pit.failure/1"):
-    """Why a site gave no answer."""
+    """Why a site gave no answer. times: how often in a row."""
 
     what: str
     where: str
     hint: str
+    times: int = 1
 
 
 class Kept(Record, frozen=True, kw_only=True, tag="pit.kept/1"):
@@ -52,7 +54,8 @@ def get(
     """The kept answer of this name, or that of `ask`, which gets the seconds that it has.
 
     Nothing is returned that was asked for longer than `max_age_s` before this call. A failure is not asked for again
-    within `failure_s`. Raises what `ask` does, Unreachable where another process still asks when the time is up.
+    within `failure_s`, and each further one for twice as long, up to `max_age_s`. Raises what `ask` does, Unreachable
+    where another process still asks when the time is up.
     """
     now = time.time()
     deadline = time.monotonic() + timeout_s
@@ -62,7 +65,8 @@ def get(
     def known() -> T | None:
         if (found := _fresh(path, kind, now - max_age_s)) is not None:
             return found
-        if (failure := _fresh(refused, Failure, now - failure_s)) is not None:
+        wait_s = min(max_age_s, failure_s * 2.0 ** (failures(name) - 1))
+        if (failure := _fresh(refused, Failure, now - wait_s)) is not None:
             raise Unreachable(failure.what, where=failure.where, hint=failure.hint)
         return None
 
@@ -80,10 +84,19 @@ def get(
             answer = ask(max(0.0, deadline - time.monotonic()))
         except PitError as error:
             # By its end: whoever came while it was asked has the same answer.
-            _keep(refused, time.time(), Failure(what=error.what, where=error.where, hint=error.hint))
+            times = min(failures(name) + 1, _MOST)
+            _keep(refused, time.time(), Failure(what=error.what, where=error.where, hint=error.hint, times=times))
             raise
         _keep(path, began_s, answer)
+        with contextlib.suppress(OSError):
+            refused.unlink(missing_ok=True)
         return answer
+
+
+def failures(name: str) -> int:
+    """How often in a row the answer of this name was asked for in vain."""
+    failure = _fresh(folder() / f"{name}.failed", Failure, 0.0)
+    return failure.times if failure else 0
 
 
 def kept(name: str, kind: type[T], *, max_age_s: float) -> T | None:

@@ -1,6 +1,7 @@
 """What became of everybody's jobs at a site these last two weeks, as its accounting has it; asked for once a day.
 
-How long they waited, and how often a node failed under them.
+How long they waited, and how often a node failed under them. A database that does not answer is asked for half as many
+days the next time, and later.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Waits(Record, frozen=True, kw_only=True, tag="pit.waits/1"):
 
 def read(site: Site, timeout_s: float) -> Waits:
     """The waits of a site's jobs, at most a day old. One call. Raises Unreachable, ClusterError without accounting."""
+    key = snapshot.key(site, "waits")
     return cache.get(
-        snapshot.key(site, "waits"), Waits, lambda left_s: ask(site, left_s),
+        key, Waits, lambda left_s: ask(site, left_s, max(1, DAYS >> cache.failures(key))),
         max_age_s=_DAY_S, timeout_s=timeout_s, failure_s=_REFUSED_S,
     )  # fmt: skip
 
@@ -55,13 +57,13 @@ def kept(site: Site) -> Waits | None:
     return cache.kept(snapshot.key(site, "waits"), Waits, max_age_s=DAYS * _DAY_S)
 
 
-def ask(site: Site, timeout_s: float) -> Waits:
-    """Ask the site's accounting. Raises as `read`."""
+def ask(site: Site, timeout_s: float, last_days: int = DAYS) -> Waits:
+    """Ask the site's accounting for the last days. Raises as `read`."""
     sep = separator()
     reach = snapshot.reach(site, timeout_s)
     # -D: of a job that was requeued each attempt; the one that lost its node is none of the last.
     command = ["sacct", "-a", "-X", "-D", "-n", "-P", f"--delimiter={sep}", "--noconvert",
-               f"--starttime=now-{DAYS}days", "--endtime=now", "-o", _COLUMNS]  # fmt: skip
+               f"--starttime=now-{last_days}days", "--endtime=now", "-o", _COLUMNS]  # fmt: skip
     (done,) = batch(reach, [command])
     waits: list[Wait] = []
     ran: dict[str, tuple[float, int]] = {}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch.plan import Staged
 from pitools.launch.request import Request
 from pitools.place.estimate import speed, staging, survey
@@ -93,6 +93,23 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     assert said.q50_s == pytest.approx(500, rel=0.05)
     assert said.basis.endswith("calibrated")
     assert estimate.start(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
+
+
+def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 days, then 7, 3, 1 and 1: not the same question again; the next after an answer is for 14 days."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
+    monkeypatch.setattr(others, "_REFUSED_S", -1.0)
+    asked: list[str] = []
+
+    def batch(_: object, commands: list[list[str]]) -> None:
+        asked.extend(word for word in commands[0] if word.startswith("--starttime"))
+        raise Unreachable("no answer within 5 s")
+
+    monkeypatch.setattr(others, "batch", batch)
+    for _ in range(5):
+        with pytest.raises(Unreachable):
+            others.read(made.site(), 10)
+    assert asked == [f"--starttime=now-{days}days" for days in (14, 7, 3, 1, 1)]
 
 
 @pytest.mark.parametrize(("from_h", "starts_h"), [(1.0, 5.0), (0.0, 5.0), (3.0, 0.05)])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pitools.core import clock
@@ -108,6 +110,27 @@ def test_what_is_over_is_put_away_and_still_found(place: Path, job: Job) -> None
     assert queue.find(place, job.job_id).state == "withdrawn"
     with pytest.raises(UsageError, match="is over"):
         queue.mark(job, "cancel")
+
+
+def test_what_has_long_been_over_is_removed(place: Path) -> None:
+    """Of jobs that were put away those go that ended KEEP_S ago; one that ended now stays, and what is no job, too."""
+    made = {}
+    for name, (submitted, ended_days) in {"old": ("20200101", 31), "late": ("20200101", 29), "new": ("", 40)}.items():
+        asked = queue.ask(REQUEST, ("alpha",), owner="ada")
+        if submitted:
+            asked = msgspec.structs.replace(asked, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
+        (job,) = queue.add(place, [asked])
+        queue.close(place, append(job, entry("cancelled", 0)))
+        made[name] = job.job_id
+        ended_s = time.time() - ended_days * 86400
+        os.utime(place / "done" / job.job_id / "journal.jsonl", (ended_s, ended_s))
+    (place / "done" / "notes").write_text("")
+    half = place / "done" / "bc-20200101-000000-ffffff"  # a removal that was killed
+    half.mkdir()
+    queue.prune(place)
+    left = {path.name for path in (place / "done").iterdir()}
+    assert left == {made["late"], made["new"], "notes"}
+    assert [name for _, name in queue.over(place)] == ["notes", made["late"], made["new"]]
 
 
 def test_names_that_are_no_job_are_refused(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -126,6 +127,35 @@ def test_a_link_is_not_followed(home: Path) -> None:
     (cache.folder() / "a.json").symlink_to(other)
     assert cache.get("a", Said, lambda _: Said(n=1), max_age_s=1e12, timeout_s=1).n == 1
     assert '"n":9' in other.read_text()
+
+
+def test_who_fails_again_and_again_is_left_alone_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as long after each failure, and no longer than an answer is kept; an answer ends it."""
+    asked_s, now_s, is_dark = list[float](), time.time(), True
+
+    def ask(_: float) -> Said:
+        asked_s.append(time.time())
+        if is_dark:
+            raise Unreachable("dark")
+        return Said(n=1)
+
+    def look(minutes: int) -> list[float]:
+        """The minutes, counted from the first call, in which it was asked."""
+        asked_s.clear()
+        for _ in range(minutes):
+            clock_s[0] += 60
+            with contextlib.suppress(Unreachable):
+                cache.get("a", Said, ask, max_age_s=1000.5, timeout_s=1, failure_s=119.5)
+        return [round((at_s - asked_s[0]) / 60) for at_s in asked_s]
+
+    clock_s = [now_s]
+    monkeypatch.setattr(time, "time", lambda: clock_s[0])
+    assert look(60) == [0, 2, 6, 14, 30, 47]
+    is_dark = False
+    assert look(60)[:2] == [0, 17]
+    is_dark = True
+    clock_s[0] += 2000
+    assert look(10) == [0, 2, 6]
 
 
 def test_a_failure_is_remembered_for_as_long_as_is_asked() -> None:
