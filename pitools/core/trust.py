@@ -17,11 +17,12 @@ _MOST_LINKS = 40  # as the kernel follows
 _OVERFLOW = 65534  # the uid that a container shows for every user of the host whom it does not know
 
 
-def check(path: Path, what: str, *, group_above: bool = False, also: str = "") -> None:
+def check(path: Path, what: str, *, group_above: bool = False, also: str = "", otherwise: str = "") -> None:
     """Refuse a file or folder that anybody but this user and root could change or exchange.
 
     what: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group of
-    this user, and may belong to others of that group. also: a system account that is trusted as root is.
+    this user, and may belong to others of that group. also: a system account that is trusted as root is. otherwise:
+    what else to do about a folder above it that is a group's.
     Raises ConfigError, which names the first file, link or folder on the way that others can change.
     """
     users = _trusted(also)
@@ -34,16 +35,17 @@ def check(path: Path, what: str, *, group_above: bool = False, also: str = "") -
     for at, found in steps:
         may_be_group_s = group_above and at != steps[-1][0] and stat.S_ISDIR(found.st_mode)
         of_group = may_be_group_s and not open_above and found.st_gid in _groups()
+        hint = f"; {otherwise}" if otherwise and not group_above and found.st_gid in _groups() else ""
         if found.st_uid not in users and not of_group:
             problem = f"belongs to user {_name(found.st_uid)} (expected you or root)"
-            raise _refused(path, what, at, problem, f"chown it, or use a {what} of your own")
+            raise _refused(path, what, at, problem, f"chown it, or use a {what} of your own{hint}")
         if stat.S_ISLNK(found.st_mode):
             continue
         open_above = bool(found.st_mode & stat.S_IWOTH)
         keeps_entries = at != steps[-1][0] and found.st_mode & stat.S_ISVTX
         if not keeps_entries and (who := _writers(found, allow_group=may_be_group_s)):
-            hint = f"chmod {'o-w' if open_above else 'g-w'} {at}"
-            raise _refused(path, what, at, f"can be written by {who} (expected you and root alone)", hint)
+            problem = f"can be written by {who} (expected you and root alone)"
+            raise _refused(path, what, at, problem, f"chmod {'o-w' if open_above else 'g-w'} {at}{hint}")
 
 
 def _refused(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:

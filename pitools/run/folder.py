@@ -35,13 +35,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from pitools.core import clock, trust
-from pitools.core.errors import ClusterError, DataError, UsageError, nearest
+from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
 from pitools.core.files import write_atomic
 from pitools.core.record import Record
 
 T = TypeVar("T", bound=Record)
 # By the site's `paths.runs_access`: a run's folder holds what runs, and logs that may hold anything.
 MODES = {"owner": 0o700, "group": 0o750}
+_TRUST_GROUP = 'or, where that group may be trusted, [paths] runs_access = "group" in the site file'
 
 
 class Run(Record, frozen=True, kw_only=True, tag="pit.run/1"):
@@ -134,10 +135,18 @@ def new_id(name: str) -> str:
 
 
 def make(path: Path, access: str) -> None:
-    """Make the folder of a run, for its owner alone or, where the site says "group", readable by its group. OSError."""
+    """Make the folder of a run, for its owner alone or, where the site says "group", readable by its group.
+
+    Raises OSError, and ConfigError where others could put another folder in its place.
+    """
     path.mkdir(mode=0o700)
     # Whatever the umask; a set-group-ID bit that it has from its parent stays.
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o777 | MODES[access])
+    try:
+        require_own(path, group_above=access == "group")
+    except ConfigError:
+        path.rmdir()
+        raise
 
 
 def runs(root: Path) -> list[Path]:
@@ -215,7 +224,7 @@ def require_own(run_dir: Path, *, group_above: bool = False) -> None:
     """
     for name in ("", "plan.json", "script.sbatch", "code", "submitit", "jobs"):
         if not name or (run_dir / name).exists():
-            trust.check(run_dir / name, "run folder", group_above=group_above)
+            trust.check(run_dir / name, "run folder", group_above=group_above, otherwise=_TRUST_GROUP)
 
 
 def attempts(run_dir: Path) -> list[Path]:
