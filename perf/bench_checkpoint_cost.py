@@ -1,6 +1,6 @@
 """What a guarded save costs over the framework's own asynchronous save: until training goes on, and until it is safe.
 
-python perf/bench_checkpoint_cost.py [--quick] [--rounds 5] [--memory /dev/shm] [--disk /var/tmp]
+perf/run checkpoint_cost [--quick] [--rounds 5] [--memory /dev/shm] [--disk /var/tmp]
 
 A state of 256 MiB (64 quick) in 16 arrays, on the disk and on a tmpfs. Ours: `Guard.save`, then `wait`. Peers:
 orbax's AsyncCheckpointer with `wait_until_finished`, and torch's `async_save` with its future, a stager kept from save

@@ -1,6 +1,6 @@
 """Checkpoints that were damaged: who notices, and what is trained on from there.
 
-python perf/bench_checkpoint_faults.py [--quick] [--memory /dev/shm]
+perf/run checkpoint_faults [--quick] [--memory /dev/shm]
 
 Three checkpoints of each framework are saved by us, and of each fault a copy is made of links, in which one file of the
 newest is replaced: one bit flipped anywhere, cut anywhere, gone, or the folder is left as a kill between two of its

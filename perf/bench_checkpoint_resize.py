@@ -1,6 +1,6 @@
 """A run that loses nodes: 8 ranks, then 4, then 2, and the losses of a run of one process that nobody interrupts.
 
-python perf/bench_checkpoint_resize.py [--quick]
+perf/run checkpoint_resize [--quick]
 
 Both reference loops, on the CPU, over noise whose actions follow from what is seen. Each world is started anew and told
 to go up to a later step; it goes on from the checkpoint of the one before. The ratio is the allowed difference of the

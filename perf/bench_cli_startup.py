@@ -1,6 +1,6 @@
 """How long a command takes to answer, in multiples of an interpreter that does nothing.
 
-python perf/bench_cli_startup.py [--quick]      needs the network once, to install torchx beside us in .venv-peers
+perf/run cli_startup [--quick]      needs the network once, to install torchx beside us in .venv-peers
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Garbage collection with nothing to do, of a version of 10⁶ chunks in 10³ shards, against icechunk and DVC.
 
-python perf/bench_dataset_gc.py [--quick] [--rounds 7] [--memory /dev/shm]
+perf/run dataset_gc [--quick] [--rounds 7] [--memory /dev/shm]
 
 Ours twice: with nothing retired, and with a retired version that a tag still names, for which every manifest is read.
 The limit and DVC are compared with the whole command, from the start of Python; icechunk's garbage_collect, on an array

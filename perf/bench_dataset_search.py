@@ -1,6 +1,6 @@
 """A search among 10,000 versions: the whole command, and the search alone, against reading every manifest.
 
-python perf/bench_dataset_search.py [--quick] [--rounds 9] [--memory /dev/shm]
+perf/run dataset_search [--quick] [--rounds 9] [--memory /dev/shm]
 
 100 datasets of 100 versions, each manifest of 60 files, 12 arrays and 5 instructions. Warm means that the index is
 there and nothing changed; then one version is published before each search. The first search, which makes the index,

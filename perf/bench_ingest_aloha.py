@@ -1,6 +1,6 @@
 """2 GB of ALOHA episodes, two VGA cameras of raw frames, to a version of raw and of lz4 chunks, durable at the end.
 
-python perf/bench_ingest_aloha.py [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
+perf/run ingest_aloha [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
 The recordings lie in memory, as on a file system that is faster than the disk, and the version goes to the disk: the
 limit is the lower of both bandwidths, the disk's as fio writes as many bytes in the same round with the faster of two

@@ -1,6 +1,6 @@
 """Pairs of jobs that JAX's own rule sends to one port, started together on the same two nodes of `alpha`.
 
-python perf/bench_launch_collisions.py [--pairs 20] [--quick]       needs eval "$(scripts/devcluster up)"
+perf/run launch_collisions [--pairs 20] [--quick]       needs eval "$(scripts/devcluster up)"
 
 Two JAX jobs meet when their ids differ by 4096 (port = id % 4096 + 61440). Ours go through `pit launch`; the peer's use
 JAX's rule with an address that resolves, which is the most that auto-detection could do here. The ratio is pairs right:
@@ -22,20 +22,20 @@ from pathlib import Path
 
 import msgspec
 from bench import Case, report
+from dev_cluster import alpha
 
 from pitools.launch import plan as planning
 from pitools.launch import worker
 from pitools.launch.executor import PitExecutor
 from pitools.launch.request import Request
 from pitools.run import folder
-from pitools.site import load
 from pitools.site.connect import client
 from pitools.slurm.states import is_finished
 
 HERE = Path(__file__).resolve().parent
 APART = 4096
 NODES = "alpha01,alpha03"
-SITE = load.load("alpha")
+SITE = alpha()
 SLURM = client(SITE)
 WORK = Path(SITE.paths.runs) / f".bench-collisions-{os.getpid()}"
 ENV = {**os.environ, "SLURM_CONF": SITE.slurm.conf}

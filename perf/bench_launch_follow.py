@@ -1,6 +1,6 @@
 """500 jobs followed from 20 terminals for 10 minutes: what slurmctld and slurmdbd are asked.
 
-python perf/bench_launch_follow.py [--jobs 500] [--minutes 10] [--quick]        needs root and Debian's Slurm packages
+perf/run launch_follow [--jobs 500] [--minutes 10] [--quick]        needs root and Debian's Slurm packages
 
 Two clusters of its own, at the same time, with the same jobs: of 20 to 60 s each, 32 at once, so that some end and some
 begin all the while. On one, 20 processes look at 25 runs each with `status.Watch`, twice a second, as `pit launch logs

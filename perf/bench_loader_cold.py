@@ -1,6 +1,6 @@
 """Windows of 64 frames of 96x96x3 that no cache holds, from the disk, raw: as in the first epoch.
 
-python perf/bench_loader_cold.py [--quick] [--rounds 5] [--disk /var/tmp]
+perf/run loader_cold [--quick] [--rounds 5] [--disk /var/tmp]
 
 Before each run the page cache is dropped (as root; else by posix_fadvise, file by file). A run is a sixth of an epoch
 of windows that do not overlap, in random order, for ours and for every peer: as where the data are larger than memory,
@@ -155,8 +155,8 @@ def cases(cold: Cold, times: dict[str, list[float]]) -> list[Case]:
 
 
 def main() -> int:
-    enter()
     args = arguments(__doc__)
+    enter()
     with workspace(args.disk, needed=(1 if args.quick else 7) << 30) as home:
         made = record(home, "rendered", episodes=16 if args.quick else 160)
         cold = Cold(made, ingest(made, home / "datasets", "raw"), batches=1 if args.quick else 6)

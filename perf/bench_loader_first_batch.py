@@ -1,6 +1,6 @@
 """From nothing but a path to the first batch: 16 windows of 64 frames of 96x96x3, lz4, in the page cache.
 
-python perf/bench_loader_first_batch.py [--quick] [--rounds 5] [--disk /var/tmp]
+perf/run loader_first_batch [--quick] [--rounds 5] [--disk /var/tmp]
 
 Ours opens the version, computes the order, starts two threads and gives a batch. The peer is torch's DataLoader with
 two workers over zarr, which fork (faster to start than spawn, and safe with zarr). Modules are imported before.
@@ -55,8 +55,8 @@ def first_batch(path: Path, *, rounds: int) -> list[Case]:
 
 
 def main() -> int:
-    enter()
     args = arguments(__doc__)
+    enter()
     with workspace(args.disk, needed=2 << 30) as home:
         made = record(home, "rendered", episodes=8 if args.quick else 40)
         return report(first_batch(ingest(made, home / "datasets", "lz4"), rounds=2 * args.rounds))

@@ -1,6 +1,6 @@
 """Random windows of 64 frames of 96x96x3 from the page cache, in batches of 16: raw, lz4 and zstd, all with crc32c.
 
-python perf/bench_loader_hot.py [--quick] [--rounds 5] [--disk /var/tmp]
+perf/run loader_hot [--quick] [--rounds 5] [--disk /var/tmp]
 
 Ours is the whole loader, two threads and its ring of buffers, with checksums compared at the first read of a chunk as
 by default, which has happened before, and each time (`always`). Every peer reads the same windows into one buffer that
@@ -133,8 +133,8 @@ class Hot:
 
 
 def main() -> int:
-    enter()
     args = arguments(__doc__)
+    enter()
     code = 0
     for kind in kinds():
         with workspace(args.disk, needed=3 << 30) as home:

@@ -1,6 +1,6 @@
 """Random windows of 64 steps of 14 numbers (float32) in batches of 64, which is what actions and states are.
 
-python perf/bench_loader_low_dim.py [--quick] [--rounds 5] [--disk /var/tmp]
+perf/run loader_low_dim [--quick] [--rounds 5] [--disk /var/tmp]
 
 zarr reads window by window, and, a case of its own, all steps of a batch by one `oindex`. Ours is the whole loader,
 which holds an array so small in memory. So could a user, by hand: that is the last case, an
@@ -75,8 +75,8 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
 
 
 def main() -> int:
-    enter()
     args = arguments(__doc__)
+    enter()
     code = 0
     with workspace(args.disk, needed=1 << 28) as home:
         made = record_actions(home, episodes=40 if args.quick else 400)

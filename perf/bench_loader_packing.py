@@ -1,6 +1,6 @@
 """Packing 100,000 sequences of log-normal length into rows of 2,048 steps: how full they get, and how long it takes.
 
-python perf/bench_loader_packing.py [--quick] [--rounds 5]
+perf/run loader_packing [--quick] [--rounds 5]
 
 Ours plans all of them at once: from lengths to the sequence in every place of every row. First-fit has eight rows open
 and takes sequences as they come: the first row that has room gets it, and where none has, the fullest is closed for a

@@ -1,6 +1,6 @@
 """Windows of 64 frames of 96x96x3 from the page cache, and the same frames kept as records, one a frame.
 
-python perf/bench_loader_records.py [--quick] [--rounds 5] [--disk /var/tmp]
+perf/run loader_records [--quick] [--rounds 5] [--disk /var/tmp]
 
 Ours reads our raw version by the whole loader (two threads), the peers in one thread what their users call: MDS (mosaic
 streaming), ArrayRecord (grain) and HDF5 files by episode, of frames that nobody compressed. LeRobot's own loader on its
@@ -72,8 +72,8 @@ def lerobot(made: Recording, home: Path, python: str, ours_s: float, *, windows:
 
 
 def main() -> int:
-    enter()
     args = arguments(__doc__)
+    enter()
     batches = 1 if args.quick else 6
     with workspace(args.disk, needed=4 << 30) as home:
         made = record(home, "rendered", episodes=8 if args.quick else 40)

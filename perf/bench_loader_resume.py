@@ -1,6 +1,6 @@
 """Going on in the middle of an epoch of 10⁸ samples: until the next batch's samples are known, and until it is there.
 
-python perf/bench_loader_resume.py [--quick] [--rounds 3] [--memory /dev/shm]      needs 12 GB of memory, or 2 GB quick
+perf/run loader_resume [--quick] [--rounds 3] [--memory /dev/shm]      needs 12 GB of memory, or 2 GB quick
 
 A version of 10⁸ steps, in episodes of 1,000, with a window about each step. Ours is told a position in the middle of an
 epoch, another one each time: the samples of its batch of 64, then the whole batch, read from the page cache by a

@@ -1,6 +1,6 @@
 """200 short jobs onto two clusters, one slurmctld killed (-9) and restarted in the middle, ticks killed at random.
 
-python perf/bench_place_live.py [--jobs 200] [--rounds 3] [--quick]        needs root and Debian's Slurm packages
+perf/run place_live [--jobs 200] [--rounds 3] [--quick]        needs root and Debian's Slurm packages
 
 Starts two clusters of its own, north and south, of 8 nodes each. Ours go through `pit place`: a `watch` that is killed
 (-9) every few seconds and started again, as it is where it ends with an error, which is told. The peer's are the same

@@ -1,6 +1,6 @@
 """Mean completion time, longest wait and utilisation of our policy on Helios' September over three unequal sites.
 
-python perf/bench_place_policy.py [--quick] [--rounds 5] [--trace ../shared/data/traces/helios_venus_2020-09.csv]
+perf/run place_policy [--quick] [--rounds 5] [--trace ../shared/data/traces/helios_venus_2020-09.csv]
 
 Against each baseline of the simulator, at arrivals 1.4 and 1.7 times as fast; a round is a seed of the time limits, and
 both sides get the same. The whole month is replayed, the predictor starting empty and learning from what ended; figures

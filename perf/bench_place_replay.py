@@ -1,6 +1,6 @@
 """A month of 25,596 jobs replayed on three sites: how long it takes, and how much memory.
 
-python perf/bench_place_replay.py [--quick] [--rounds 3]
+perf/run place_replay [--quick] [--rounds 3]
 
 The trace is ../shared/data/traces/helios_venus_2020-09.csv, the sites are those of `scenario.three_unequal`, at the
 load where queues are longest. Each replay is the command itself in a process of its own, from reading the trace to the

@@ -1,6 +1,6 @@
 """How long a job will wait: our quantiles beside the single start that `sbatch --test-only` foretells.
 
-python perf/bench_place_wait.py [--quick]
+perf/run place_wait [--quick]
 
 Helios, September 2020, on three unequal sites, each job bound once as Slurm's -M does. When a job is submitted the
 simulator says what Slurm would: a start by everybody's time limits. Ours is made of that number and of what happened

@@ -1,6 +1,6 @@
 """Faults done for real to runs of the reference loops: what was found to be the cause, and what became of the run.
 
-python perf/bench_recover_faults.py [--rounds 4] [--case NAME]... [--loop jax]... [--quick]     needs root and Slurm
+perf/run recover_faults [--rounds 4] [--case NAME]... [--loop jax]... [--quick]     needs root and Slurm
 
 A cluster of its own, four nodes; each run is two ranks on two of them, 40 steps, a checkpoint every 5. Moments and
 victims are drawn from a seed. A line for every fault goes to --results as soon as its run has ended; what stands there

@@ -1,6 +1,6 @@
 """How soon a run makes steps again after a fault, and how many it makes with a fault every minute, beside its peers.
 
-python perf/bench_recover_requeue.py [--rounds 3] [--minutes 5] [--only CASE]... [--quick]     needs root and Slurm
+perf/run recover_requeue [--rounds 3] [--minutes 5] [--only CASE]... [--quick]     needs root and Slurm
 
 A cluster of its own; the same torch loop on two of four nodes, the same checkpoints, the same faults in turn.
 next step: kill -9 of one rank, three times a run; the peer is a script that calls `scontrol requeue` when srun fails,

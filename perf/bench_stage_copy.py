@@ -1,6 +1,6 @@
 """40 shards of 32 MiB, verified by us: from memory to disk, durable at the end, and from memory to memory.
 
-python perf/bench_stage_copy.py [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
+perf/run stage_copy [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
 Peers are installed where missing (apt-get as root; the current rclone by pip into .venv-peers). Each is first tried
 with the tunings its manual names, and runs with the fastest. On the disk a peer's run ends with a syncfs, since none

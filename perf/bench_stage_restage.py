@@ -1,6 +1,6 @@
 """A new version with 1 % of its shards changed, staged where the old one stands: time, and bytes read from the source.
 
-python perf/bench_stage_restage.py [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
+perf/run stage_restage [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
 Both versions stand afterwards. `rsync -a` into a fresh folder copies everything. With --link-dest it links what the
 old folder has: with --checksum by content, which it reads on both sides; without, by size and second of modification,

@@ -1,6 +1,6 @@
 """442 KB ranges of objects in an S3-compatible server on loopback: what staging reads with, against s3fs and boto3.
 
-python perf/bench_stage_s3.py [--quick] [--rounds 7] [--ranges 600]
+perf/run stage_s3 [--quick] [--rounds 7] [--ranges 600]
     needs the extras s3 and test; nginx is installed where missing (apt-get as root), s3fs and boto3 into .venv-peers
 
 Two servers. nginx serves the files unsigned, as a public bucket does: it is the fastest there is and takes the least

@@ -1,6 +1,6 @@
 """Eight jobs on one node ask for one set in the same moment: one copies it, the others wait. The peer: eight rsyncs.
 
-python perf/bench_stage_single_flight.py [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
+perf/run stage_single_flight [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
 Bytes read from the source are counted twice: by the eight records, and by the kernel for all eight process trees, from
 which the same on a set of 16-byte shards is taken off: that reads as many modules and manifests.

@@ -1,6 +1,6 @@
 """20,000 files of 50 KB, verified by us: memory to disk with sync, memory to memory; and our memory for 100,000 files.
 
-python perf/bench_stage_small.py [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
+perf/run stage_small [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
 The same race as bench_stage_copy.py. What each run wrote to the disk is emptied afterwards and removed at the end: on
 an ext4 without a journal, removing it at once would slow the next run's new files several times.

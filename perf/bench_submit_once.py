@@ -1,6 +1,6 @@
 """Submissions to `alpha` through a proxy that loses, delays, halves, repeats and refuses what it carries.
 
-python perf/bench_submit_once.py [--count 200] [--quick]       needs eval "$(scripts/devcluster up)"
+perf/run submit_once [--count 200] [--quick]       needs eval "$(scripts/devcluster up)"
 
 Ours is `once.send`, which `pit launch run` calls; a fifth of ours are killed (SIGKILL) at a random moment and sent
 again. The peer is `sbatch` in a loop until it says an id, as it stands in most scripts. Both meet the same faults: two
@@ -20,11 +20,10 @@ from pathlib import Path
 
 import submit_ways as ways
 from bench import Case, report
+from dev_cluster import alpha
 from slurm_proxy import FAULTS, SUBMIT
 
-from pitools.site import load
-
-ROOT = Path(load.load("alpha").paths.runs) / f"bench-submit-{os.getpid()}"
+ROOT = Path(alpha().paths.runs) / f"bench-submit-{os.getpid()}"
 
 
 def faults(seed: int) -> Callable[[int], str]:

@@ -1,6 +1,6 @@
 """Leaf switches of K nodes on a real fabric of 847 hosts: ours against a slurmctld's topology/tree.
 
-python perf/bench_topology_leaves.py [--quick] [--csv ../shared/data/topology/lingjun_2023.csv] [--base-port 21500]
+perf/run topology_leaves [--quick] [--csv ../shared/data/topology/lingjun_2023.csv] [--base-port 21500]
 
 A slurmctld of its own holds the hosts as CLOUD nodes, some drained at random; `sbatch --test-only` says which of the
 others it would take. Part of its loss is that it spares large pods, so ours is also held to the pods it took. What it

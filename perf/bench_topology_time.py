@@ -1,6 +1,6 @@
 """How long a choice takes, by each objective: 847 real hosts, and 10,000 nodes with k = 1024.
 
-python perf/bench_topology_time.py [--quick] [--csv ../shared/data/topology/lingjun_2023.csv]
+perf/run topology_time [--quick] [--csv ../shared/data/topology/lingjun_2023.csv]
 
 One core. Every round chooses from another random set of free nodes, of a third to all; half of them with a cost of its
 own for each node, so that no two leaves are alike. The ratio is the limit over the median.

@@ -25,6 +25,7 @@ PACKAGES = {
     "torch": "torch==2.13.0", "zarr": "zarr", "zarrs": "zarrs", "tensorstore": "tensorstore", "grain": "grain",
     "array_record": "array-record", "streaming": "mosaicml-streaming", "psutil": "psutil",
 }  # fmt: skip
+_MISSING = "import sys; from importlib.util import find_spec; print(*(m for m in sys.argv[1:] if not find_spec(m)))"
 CORES = len(os.sched_getaffinity(0))
 CACHE_BYTES = 64 << 20  # tensorstore's: shard indexes stay in it, chunks of a random order do not
 Fill = Callable[[Sequence[int], Any], None]
@@ -38,17 +39,22 @@ class Way(NamedTuple):
 
 
 def enter() -> None:
-    """Go on in the interpreter of .venv-peers, in which the peers and we are installed where they are not yet."""
-    python = PEERS / "bin" / "python"
-    if not python.exists():
+    """Go on in the interpreter of .venv-peers, after the peers and we are installed there: the script that is run there
+    imports them at its first lines.
+    """
+    if Path(sys.prefix).resolve() == PEERS.resolve():
+        return
+    python = str(PEERS / "bin" / "python")
+    if not Path(python).exists():
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
-    if Path(sys.prefix).resolve() != PEERS.resolve():
-        os.execv(python, [str(python), *sys.argv])
-    from importlib.util import find_spec
-
     wanted = {**PACKAGES, "pitools": f"--editable={REPO}[data]"}
-    if missing := [package for module, package in wanted.items() if find_spec(module) is None]:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *missing], check=True, stdout=sys.stderr)
+    # Isolated: in the checkout, pitools is found also where it is not installed.
+    argv = [python, "-I", "-c", _MISSING, *wanted]
+    missing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    if missing:
+        packages = [wanted[module] for module in missing]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr)
+    os.execv(python, [python, *sys.argv])
 
 
 def zarr_ways(path: Path, length: int) -> list[Way]:

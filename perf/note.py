@@ -36,7 +36,7 @@ def main(theme: str, command: str) -> int:
     commands = [f"- {peer}: `{how}`" for peer, how in sorted({(c.peer, c.command) for c in cases if c.command})]
     text = [
         f"# {theme}", "",
-        f"`python {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
+        f"`perf/run {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {psutil.cpu_count()} cores, {memory:.0f} GiB.",
         "Ours and the peer's run in turn in one process tree. The ratio is the peer's median time over ours, or what",
         "the case says; above 1, ours is better. The range is over single rounds.", "",

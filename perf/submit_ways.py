@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+from dev_cluster import alpha
 from slurm_proxy import Proxy
 
 from pitools.launch import jobs, leave, once
-from pitools.site import load
 from pitools.site.model import Site
 from pitools.slurm.client import Client, Reach
 from pitools.slurm.states import is_finished
 
-REAL = Path(load.load("alpha").slurm.conf)
+REAL = Path(alpha().slurm.conf)
 PORT = int(next(line for line in REAL.read_text().splitlines() if line.startswith("SlurmctldPort=")).split("=")[1])
 SLURM = Client(Reach(env={"SLURM_CONF": str(REAL)}, timeout_s=60))
 AT_ONCE = 8
@@ -53,10 +53,10 @@ def make(folder: Path) -> Path:
 
 def site(conf: Path) -> Site:
     """The cluster alpha, reached by this slurm.conf."""
-    alpha = load.load("alpha")
+    known = alpha()
     return msgspec.structs.replace(
-        alpha, slurm=msgspec.structs.replace(alpha.slurm, conf=str(conf)),
-        reach=msgspec.structs.replace(alpha.reach, timeout_s=10.0),
+        known, slurm=msgspec.structs.replace(known.slurm, conf=str(conf)),
+        reach=msgspec.structs.replace(known.reach, timeout_s=10.0),
     )  # fmt: skip
 
 

@@ -1,0 +1,22 @@
+"""The development cluster `alpha`, for benchmarks that submit jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pitools.core.errors import PitError
+from pitools.site import load
+from pitools.site.model import Site
+
+
+def alpha() -> Site:
+    """Return its site; end the program with what to type where the cluster is not up."""
+    try:
+        site = load.load("alpha")
+        Path(site.slurm.conf).read_text()
+    except (PitError, OSError) as error:
+        sys.exit(
+            f'cluster alpha: not up: {error}\neval "$(scripts/devcluster up)"  (as root, with Debian\'s Slurm packages)'
+        )
+    return site
