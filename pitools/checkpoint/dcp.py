@@ -148,10 +148,15 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PATHS:
             return pathlib.PosixPath
-        found = super().find_class(module, name)
-        kind = isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES)
-        if kind or isinstance(found, (torch.dtype, torch.layout, torch.memory_format)) or (module, name) in _NAMES:
-            return found
+        # By name before anything is looked up: to import a module is to run it.
+        if (module, name) in _NAMES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
+            return vars(torch)[name]
+        if f"{module}.".startswith(_MODULES):
+            found = super().find_class(module, name)
+            if isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES):
+                return found
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -111,7 +112,7 @@ class Look:
                           for rank in (0, witness or 0))  # fmt: skip
         if damage and theirs:
             aside = quarantine.put(path, damage)
-            print(f"{path} is not what was saved ({damage[0].text()}): moved to {aside}", flush=True)
+            _tell(f"{path} is not what was saved ({damage[0].text()}): moved to {aside}")
             return "bad"
         if tries < len(_PAUSES_S) and not self._away:  # those after the first have had their minute
             time.sleep(_PAUSES_S[tries])
@@ -134,7 +135,7 @@ class Look:
         """Tell what was passed by for this one, and keep it from being taken for progress until it is read again."""
         for away, error in self._away.items():
             cost = (layout.step_of(away) or step) - step
-            print(f"{away} {error.what}: going on from {path}, {cost} steps earlier; it stays", flush=True)
+            _tell(f"{away} {error.what}: going on from {path}, {cost} steps earlier; it stays")
             unread.mark(away, error.what)
         if self._away or unread.is_marked(path):
             unread.clear(path)
@@ -143,6 +144,10 @@ class Look:
     def _key(self, what: str) -> str:
         self._count += 1
         return f"{what}, {self._name} {self._count}"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # stdout is the training program's
 
 
 def _check_anew(path: Path, names: Collection[str]) -> list[Problem]:

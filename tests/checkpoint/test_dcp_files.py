@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_the_index_is_read_by_any_python(folder: Path) -> None:
     state = {"w": torch.zeros(3), "epoch": 0}
     torch.distributed.checkpoint.load(state, checkpoint_id=payload, no_dist=True)
     assert (state["w"].tolist(), state["epoch"]) == ([0.0, 1.0, 2.0], 2)
+
+
+def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that only a description names is not imported to see what it is: that would run its code."""
+    (tmp_path / "named_in_a_pickle.py").write_text("import pathlib; pathlib.Path(__file__ + '.ran').touch()\nx = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for data in (b"cnamed_in_a_pickle\nx\n.", b"ctorch\nserialization.os.system\n.", b"cos\nsystem\n."):
+        with pytest.raises(pickle.UnpicklingError, match="no place in a checkpoint"):
+            dcp._unpickled(data)
+    assert not (tmp_path / "named_in_a_pickle.py.ran").exists()
+    known = [torch.float32, torch.Size([2]), torch.strided]
+    assert dcp._unpickled(pickle.dumps(known)) == known
 
 
 @dataclass

@@ -63,7 +63,8 @@ def test_an_older_one_that_reads_is_taken(
             return guard.restore(state(0)).step  # type: ignore[union-attr]
 
     assert on_ranks(2, work) == [10, 10]
-    said = capfd.readouterr().out
+    out, said = capfd.readouterr()
+    assert out == ""  # it is the program's
     assert f"{folder}/step_40 cannot be read" in said
     assert f"going on from {folder}/step_10, 30 steps earlier" in said
     assert layout.steps(folder) == [40, 10]
