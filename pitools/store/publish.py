@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
 from pitools.core.files import os_error, sync_dir
 
+_GONE = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also by NFS
 TEMPORARY = ".tmp"
 
 
@@ -32,6 +34,8 @@ def publish(temporary: Path, final: Path) -> bool:
         if made:
             sync_dir(final.parent.parent)
     except OSError as error:
+        if error.errno in _GONE and final.is_dir():
+            return False  # another process has just renamed it
         raise os_error(error, final) from error
     return True
 

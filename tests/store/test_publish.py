@@ -40,6 +40,22 @@ def test_first_one_stands(tmp_path, filled) -> None:
     assert (filled / "sub" / "a").exists()
 
 
+def test_renamed_meanwhile(tmp_path, filled, monkeypatch) -> None:
+    """When another process renames the same folder while its names are synced, the late one is told so."""
+    final = tmp_path / "name" / "v1"
+    sync = publishing.sync_dir
+
+    def renamed(folder: Path) -> None:
+        if folder == filled:
+            final.parent.mkdir()
+            filled.rename(final)
+        sync(folder)
+
+    monkeypatch.setattr(publishing, "sync_dir", renamed)
+    assert publish(filled, final) is False
+    assert (final / "sub" / "a").read_text() == "late"
+
+
 def test_os_errors_become_ours(tmp_path, filled, monkeypatch) -> None:
     """A full disk is NoSpace, to be tried later; a name that is a file is a ClusterError; no empty folder stays."""
     (tmp_path / "file").touch()

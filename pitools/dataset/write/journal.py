@@ -61,9 +61,11 @@ class Reader:
         self._read: dict[str, int] = {}
         self.entries: dict[str, Entry] = {}
         self.runs: dict[str, str] = {}  # key → the run that wrote it last
+        self.new: list[tuple[str, str]] = []  # run and key of what the last look brought
 
     def look(self) -> int:
         """Read what has come since; returns how many jobs are done."""
+        self.new = []
         decode = msgspec.json.Decoder(Entry).decode
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(self._folder)):
@@ -74,7 +76,14 @@ class Reader:
                         continue  # torn by a crash; its shard is made again
                     self.entries[entry.key] = entry
                     self.runs[entry.key] = name.partition(".")[0]
+                    self.new.append((self.runs[entry.key], entry.key))
         return len(self.entries)
+
+    def others(self, run: str) -> bool:
+        """Whether any other run has worked here, or is about to."""
+        with contextlib.suppress(FileNotFoundError):
+            return any(name.partition(".")[0] != run for name in os.listdir(self._folder))
+        return False
 
     def _new(self, name: str) -> list[bytes]:
         with (self._folder / name).open("rb") as file:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import xxhash
 from numpy.typing import NDArray
 
@@ -35,18 +34,11 @@ _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLI
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What journals say is done. trusted: keys of what this run itself has done."""
-
-    entries: dict[str, Entry] = {}
-    trusted: frozenset[str] = frozenset()
-
-
 class Maker:
     """Does the jobs of a plan in a working folder, and writes down what is done."""
 
-    def __init__(self, plan: Plan, place: Place, run: str, known: Known) -> None:
-        self._plan, self._place, self._known = plan, place, known
+    def __init__(self, plan: Plan, place: Place, run: str) -> None:
+        self._plan, self._place = plan, place
         self._journal = Journal(place.journal, run)
         self._block, self._encoded = shards.Buffer(), shards.Buffer()
         self._reader = open_reader(plan.episodes[0])
@@ -58,21 +50,21 @@ class Maker:
         self._reader.close()
         self._journal.close()
 
-    def __call__(self, job: Job) -> tuple[Job, Entry]:
-        """Do a job, or see that it is done. Raises DataError for what cannot be read, OSError for what cannot be
-        written."""
-        key = self._plan.key(job)
-        known = self._known.entries.get(key)
-        if known and (key in self._known.trusted or isinstance(job, Range) or self._stands(known)):
-            return job, known
-        if isinstance(job, Range):
-            entry = self._hash(key, job)
-        elif job.number < self._plan.linked.get(job.array, 0):
-            entry = self._link(key, job)
+    def __call__(self, job: tuple[Job, Entry | None]) -> tuple[Job, Entry]:
+        """Do a job, unless it is found to be done as the entry says. Raises DataError for what cannot be read, OSError
+        for what cannot be written."""
+        todo, known = job
+        if known and (isinstance(todo, Range) or self._stands(known)):
+            return todo, known
+        key = self._plan.key(todo)
+        if isinstance(todo, Range):
+            entry = self._hash(key, todo)
+        elif todo.number < self._plan.linked.get(todo.array, 0):
+            entry = self._link(key, todo)
         else:
-            entry = self._make(key, job)
+            entry = self._make(key, todo)
         self._journal.append(entry)
-        return job, entry
+        return todo, entry
 
     def _stands(self, known: Entry) -> bool:
         """Whether a shard that a journal names is there, with the bytes that were written."""

@@ -5,9 +5,10 @@
     part/                     files that are being written, under names that are nobody else's
     journal/                  what is done
 
-What is written depends on what is asked alone. So two that work here do work twice at worst: whoever puts a file in its
-place puts the same bytes there, and whoever finds all of them there publishes. Nobody makes `store` but in `open`: once
-it was published, a late writer finds no place for its file, and nothing can be added to what is published.
+What is written depends on what is asked alone. Two that work here share the work, by what each writes in the journal.
+A shard that both take up does no harm: who puts a file in its place puts the same bytes there, and whoever finds all
+of them there publishes. Nobody makes `store` but in `open`: once it was published, a late writer finds no place for its
+file, and nothing can be added to what is published.
 """
 
 from __future__ import annotations

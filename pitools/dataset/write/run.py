@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import secrets
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +14,10 @@ from pitools.core.errors import ClusterError
 from pitools.core.files import os_error
 from pitools.core.progress import bar
 from pitools.dataset.write import crew
-from pitools.dataset.write.journal import Entry, Reader
-from pitools.dataset.write.maker import Known, Maker
+from pitools.dataset.write.journal import Entry, Journal, Reader
+from pitools.dataset.write.maker import Maker
 from pitools.dataset.write.place import Place
-from pitools.dataset.write.plan import Plan
+from pitools.dataset.write.plan import Job, Plan
 from pitools.store.catalog import refresh
 from pitools.store.digest import RANGE
 
@@ -27,31 +29,70 @@ def complete(
     plan: Plan, place: Place, *, run: str, workers: int, done: dict[str, Entry] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> dict[str, Entry]:  # fmt: skip
-    """Do what is not done yet, and return an entry for each job.
+    """Do what is not done yet, and return an entry for each job. With others that do the same the work is shared.
 
     run: whose work it is; what journals of this run say is believed, of others' only what is found to be so. done:
     entries that are known otherwise. part: (i, n) for the i-th of n nodes.
     """
-    known = known_by(place, run, done or {})
     todo = plan.jobs[len(plan.jobs) * part[0] // part[1] : len(plan.jobs) * (part[0] + 1) // part[1]]
+    queue = _Queue({plan.key(job): job for job in todo}, place, run, done or {})
     total = sum(plan.raw_bytes(job) for job in todo)
     hashed = sum(min(RANGE, source.bytes) for source in plan.sources)
     workers = 1 if max(total, hashed) <= _SMALL else min(workers, len(todo))
-    entries: dict[str, Entry] = {}
+    entries = dict(queue.believed)
     with bar("ingest", total) as advance:
-        for job, entry in crew.run(partial(Maker, plan, place, run, known), todo, workers=workers):
+        advance(sum(plan.raw_bytes(job) for job in todo if plan.key(job) in entries))
+        for job, entry in crew.run(partial(Maker, plan, place, run), queue.jobs(), workers=workers):
             entries[entry.key] = entry
             advance(plan.raw_bytes(job))
     return entries
 
 
-def known_by(place: Place, run: str, done: dict[str, Entry]) -> Known:
-    """What journals, and the caller, know to be done."""
-    refresh(place.journal)  # on a network file system, other nodes' journals may not show yet
-    journals = Reader(place.journal)
-    journals.look()
-    trusted = {key for key, whose in journals.runs.items() if whose == run} | done.keys()
-    return Known(entries=journals.entries | done, trusted=frozenset(trusted))
+class _Queue:
+    """The jobs that are left, in order, while others may do the same ones from elsewhere.
+
+    Where another run is at work the first job is one at random, and so is the next one wherever that run has been: so
+    the two soon are apart, and a job is done twice only where both take it up before either has written it down. What
+    others have done comes last, to be compared with what they wrote down. believed: entries of what this run has done.
+    """
+
+    def __init__(self, jobs: Mapping[str, Job], place: Place, run: str, done: Mapping[str, Entry]) -> None:
+        refresh(place.journal)  # on a network file system, other nodes' journals may not show yet
+        self._jobs, self._keys, self._run = jobs, list(jobs), run
+        Journal(place.journal, run).close()  # by its name others see that somebody is here
+        self._journals = Reader(place.journal)
+        self._journals.look()
+        mine = {key: entry for key, entry in self._journals.entries.items() if self._journals.runs[key] == run}
+        self.believed = {key: entry for key, entry in {**mine, **done}.items() if key in jobs}
+        self._given = set(self.believed)
+
+    def jobs(self) -> Iterator[tuple[Job, Entry | None]]:
+        """A job, and what another run has written down of it; one by one, as they are asked for."""
+        at = self._elsewhere() if self._journals.others(self._run) else 0
+        while at is not None:
+            if at == len(self._keys):  # those before the first one
+                at = self._elsewhere()
+                continue
+            key = self._keys[at]
+            at += 1
+            if key in self._given:
+                continue
+            if key in self._journals.entries:
+                at = self._elsewhere()
+                continue
+            self._given.add(key)
+            yield self._jobs[key], None
+            self._journals.look()
+            if any(run != self._run and key in self._given for run, key in self._journals.new):
+                at = self._elsewhere()
+        for key in self._keys:
+            if key not in self._given:
+                yield self._jobs[key], self._journals.entries[key]
+
+    def _elsewhere(self) -> int | None:
+        """Any job that nobody has done or been given here; None where there is none."""
+        left = [at for at, key in enumerate(self._keys) if key not in self._given and key not in self._journals.entries]
+        return secrets.choice(left) if left else None
 
 
 def keep(plan: Plan, place: Place, run: str) -> str:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,8 +13,10 @@ import pytest
 
 from pitools.core.errors import ClusterError, NoSpace
 from pitools.dataset import ingest as ingesting
+from pitools.dataset.catalog import Version
 from pitools.dataset.ingest import ingest
 from pitools.dataset.write import compose, grid, run
+from pitools.dataset.write.maker import Maker
 from pitools.dataset.write.place import open_place
 from pitools.store import manifest as manifests
 from pitools.store.publish import TEMPORARY
@@ -57,6 +63,46 @@ def test_parts(robomimic, tmp_path, small) -> None:
     assert nodes.counts == [0, sum(nodes.jobs)]
     assert min(nodes.jobs) > 3
     assert version.version == ingest([source], root=tmp_path / "whole", name="x").version
+
+
+def together(monkeypatch, calls: list[Callable[[], Version]]) -> tuple[list[Version], list[str]]:
+    """What ingests at once return, which take their steps in turn; and the shards that they made, each its own."""
+    ready, made = threading.Barrier(len(calls)), []
+    opened, make, step = ingesting.open_place, Maker._make, threading.Barrier(len(calls))
+
+    def open_all(*arguments):
+        place = opened(*arguments)
+        ready.wait(60)  # both are there before either has done anything
+        return place
+
+    def in_turn(maker, key, job):
+        with contextlib.suppress(threading.BrokenBarrierError):  # the other is done with making
+            step.wait(60)
+        made.append(key)
+        return make(maker, key, job)
+
+    monkeypatch.setattr(ingesting, "open_place", open_all)
+    monkeypatch.setattr(Maker, "_make", in_turn)
+
+    def call(one: Callable[[], Version]) -> Version:
+        try:
+            return one()
+        finally:
+            step.abort()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls)), made
+
+
+def test_two_at_once_share_the_work(robomimic, tmp_path, small, monkeypatch) -> None:
+    """Two ingests of the same at once each do a part, and make next to no shard twice; one of them publishes."""
+    source = robomimic(300, 300)
+    (one, other), made = together(
+        monkeypatch, [lambda: ingest([source], root=tmp_path / "root", name="x", workers=1)] * 2)  # fmt: skip
+    assert (one.version, {one.new, other.new}) == (other.version, {True, False})
+    assert len(set(made)) > 60
+    assert len(made) < 1.4 * len(set(made))
+    assert not (tmp_path / "root" / TEMPORARY).exists()
 
 
 def test_a_plan_of_somebody_else(robomimic, tmp_path) -> None:
