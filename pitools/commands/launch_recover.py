@@ -165,12 +165,12 @@ def _told(paths: list[Path], site: Site, form: str) -> bool:
     from pitools.core.output import Output
     from pitools.launch import watching
 
-    bad = False
+    last: dict[str, str] = {}
     with Output(form, RUN_COLUMNS) as out:
         for run in watching.changes(watching.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))):
             out(run)
-            bad = bad or (run.is_over and run.state != "COMPLETED")
-    return bad
+            last[run.run_id] = run.state
+    return any(state != "COMPLETED" for state in last.values())
 
 
 def _live(paths: list[Path], site: Site) -> bool:

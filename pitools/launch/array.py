@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import submitit
 
-from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError, TryLater
-from pitools.core.files import os_error, write_atomic
+from pitools.core.files import os_error
 from pitools.core.progress import bar
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
@@ -79,21 +77,10 @@ def run(
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
     """An executor whose array is a run like any other, to be looked at with `pit launch`."""
     run_dir = Path(plan.runs) / folder.new_id(plan.name)
-
-    def send(script: Path) -> str:
-        job_id = slurm.submit(path=str(script)).job_id
-        folder.write(run_dir / "job.json", folder.JobRef(job_id=job_id, site=site.name, submitted=clock.now()))
-        return job_id
-
     try:
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        folder.make(run_dir, site.paths.runs_access)
-        (run_dir / "attempts").mkdir(0o755)
-        write_atomic(run_dir / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1))
+        return PitExecutor(plan, site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
     except OSError as error:
         raise os_error(error, run_dir) from error
-    folder.note(run_dir, "created", site=site.name)
-    return PitExecutor(plan, site, run_dir, send)
 
 
 class _Here:

@@ -12,16 +12,20 @@ import contextlib
 import os
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import submitit
 from submitit.core import core, utils
 
-from pitools.core.errors import UsageError
-from pitools.core.files import write_atomic
+from pitools.core import clock
+from pitools.core.errors import DataError, UsageError
+from pitools.core.files import os_error, write_atomic
 from pitools.launch import plan as planning
+from pitools.run import folder
+from pitools.run.attempt import Start
 from pitools.site.model import Site
 from pitools.site.template import container_prefix
 
@@ -33,8 +37,45 @@ def payload(site: Site, folder: str) -> str:
     return " ".join(words)
 
 
+class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
+    """submitit's files, and our logs: a rank's output is kept by attempt, and not under the job's id."""
+
+    @property
+    def stdout(self) -> Path:
+        """The rank's output in the newest attempt of its job; before there is one, the job's own."""
+        run_dir, (_, _, index) = self.folder.parent, str(self.job_id).partition("_")
+        for made in reversed(folder.attempts(run_dir)):
+            log = made / "logs" / f"{self.task_id}.out"
+            if log.exists() and self._is_attempt(made, index):
+                return Path(log)
+        return Path(run_dir / f"slurm-{self.job_id}.out")
+
+    @property
+    def stderr(self) -> Path:
+        """The same file: a rank has one log for both."""
+        return self.stdout
+
+    def _is_attempt(self, made: Path, index: str) -> bool:
+        if index:
+            return made.name.partition(".")[0] == index
+        with contextlib.suppress(DataError):
+            start = folder.read(made / "start.json", Start)
+            return start is not None and start.job_id == self.job_id
+        return False
+
+
+class PitJob(submitit.SlurmJob):  # type: ignore[misc]
+    """submitit's job, whose `stdout()` is the rank's output."""
+
+    def __init__(self, folder: Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        super().__init__(folder=folder, job_id=job_id, tasks=tasks)
+        self._paths = PitPaths(folder, job_id=job_id, task_id=self.task_id)
+
+
 class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
     """Submits callables as jobs of one plan; `submit`, `map_array` and `batch` are submitit's.
+
+    Its folder is a run, to be looked at with `pit launch show` and `logs`; what failed is not repeated.
 
     Args:
         plan, site: what every job asks for, and how it is spelled.
@@ -42,9 +83,14 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         send: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
     """
 
+    job_class = PitJob
+
     def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, send: Callable[[Path], str]) -> None:
         super().__init__(run_dir / "submitit", python=plan.python)
         self.plan, self.site, self.run_dir, self.send = plan, site, run_dir, send
+        if not run_dir.exists():
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            folder.make(run_dir, site.paths.runs_access)
         # Pickles are code: whoever could put one here would run as this user.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # submitit counts time-outs against this, in minutes.
@@ -71,11 +117,28 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         return self.plan.job.nodes * self.plan.job.tasks_per_node
 
     def _submit_command(self, command: str) -> core.Job[Any]:
+        self._make_run()
         script = self.run_dir / "script.sbatch"
         # Whole or absent: where a script is there, `pit launch tick` may find that nobody has submitted it.
         write_atomic(script, self._make_submission_file_text(command, ""), durable=False)
         job_id = self.send(script)
+        known = folder.read(self.run_dir / "job.json", folder.JobRef)
+        if known is None or known.job_id != job_id:
+            ref = folder.JobRef(job_id=job_id, site=self.site.name, submitted=clock.now())
+            folder.write(self.run_dir / "job.json", ref)
         return self.job_class(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
+
+    def _make_run(self) -> None:
+        """Let the folder be a run, unless it is one. Raises NoSpace, ClusterError."""
+        path = self.run_dir / "plan.json"
+        if path.exists():
+            return
+        try:
+            (self.run_dir / "attempts").mkdir(0o755, exist_ok=True)
+            write_atomic(path, msgspec.json.format(msgspec.json.encode(self.plan), indent=1))
+        except OSError as error:
+            raise os_error(error, self.run_dir) from error
+        folder.note(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         if len(delayed_submissions) == 1:

@@ -15,6 +15,7 @@ import submitit
 from submitit.core import core, utils
 
 from pitools.core.errors import UsageError
+from pitools.launch import logs, status
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
 from pitools.launch.request import Request
@@ -27,6 +28,7 @@ MakePlan = Callable[..., planning.Plan]
 
 def square(number: int) -> tuple[int, str]:
     """Runs on the node."""
+    print(f"squaring {number}")
     return number * number, os.environ["SLURMD_NODENAME"]
 
 
@@ -37,7 +39,6 @@ def fail(code: int) -> None:
 
 def executor(plan: planning.Plan, run_dir: Path) -> PitExecutor:
     site = load.load(plan.site)
-    run_dir.mkdir(parents=True)
     return PitExecutor(plan, site, run_dir, send=lambda path: client(site).submit(path=str(path)).job_id)
 
 
@@ -97,6 +98,21 @@ def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
     assert "#SBATCH --array=0-2" in script
     assert "PIT_ATTEMPT_DIR" in script
     assert [path.name for path in folder.attempts(run_dir)] == ["0.0", "1.0", "2.0"]
+
+
+@pytest.mark.slurm
+def test_its_folder_is_a_run(sent: Sent) -> None:
+    """`show` and `logs` know it, and the jobs' own stdout() is what each task printed."""
+    until(lambda: all(job.paths.result_pickle.exists() for job in sent.array))
+    assert ["squaring 2" in (job.stdout() or "") for job in sent.array] == [False, True, False]
+    assert sent.array[1].paths.stdout == sent.array_dir / "attempts" / "1.0" / "logs" / "0.out"
+    site = load.load("alpha")
+    run = status.show(sent.array_dir, site)
+    assert (run.job_id, run.attempts) == (sent.array[0].job_id.partition("_")[0], 3)
+    assert "squaring 3" in "".join(logs.read(sent.array_dir, site, 0, follow=False))
+    until(lambda: sent.failing.paths.stdout.exists())
+    assert sent.failing.task(1).paths.stdout.name == "1.out"
+    assert not (sent.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
 
 
 @pytest.mark.slurm

@@ -56,14 +56,16 @@ def mode(run_dir: Path, environ: Mapping[str, str]) -> Mode:
     """How far recovery goes: not at all, in this allocation only, or to further jobs of the run.
 
     PIT_RECOVER says it. Else a run that was sent job by job has its `jobs/`; a ticket has a plan; and what was rendered
-    for a person has neither, and an array's tasks are somebody else's to repeat.
+    for a person has neither. Callables that were given to submitit are their caller's to repeat.
     """
     said = environ.get("PIT_RECOVER", "")
     if environ.get("SLURM_ARRAY_TASK_ID") or not (run_dir / "plan.json").is_file():
         return "none"
     if said in ("none", "allocation", "run"):
         return said  # type: ignore[return-value]  # mypy does not narrow to literals by `in`
-    return "run" if (run_dir / "jobs").is_dir() else "allocation"
+    if (run_dir / "jobs").is_dir():
+        return "run"
+    return "none" if (run_dir / "submitit").is_dir() else "allocation"
 
 
 def _count(text: str) -> int:

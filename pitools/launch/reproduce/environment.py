@@ -10,7 +10,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -63,6 +63,7 @@ _KNOWN = re.compile(
 )
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|PWD|CRED|AUTH|COOKIE|PROXY|SIGNATURE|SESSION|URL|URI|DSN", re.IGNORECASE)
 _LONGEST = 8192
+_READ = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*)")  # $NAME, ${NAME…}, ${#NAME}
 
 
 class Editable(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +120,15 @@ def lock(python: str, site: Site, env: Mapping[str, str]) -> tuple[Environment, 
     return environment, text
 
 
-def variables(environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that say how a program computes, with their values; and the names of all others."""
-    told = {name: value for name, value in sorted(environ.items()) if _is_harmless(name, value)}
+def variables(
+    environ: Mapping[str, str] = os.environ, *, command: str = "", env: Collection[str] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables that say how a program computes, with their values; and the names of all others.
+
+    command: of the request, whose text names variables that count too, unless it sets them, as names in `env`.
+    """
+    named = set(_READ.findall(command)) - set(env)
+    told = {name: value for name, value in sorted(environ.items()) if _is_harmless(name, value, is_read=name in named)}
     return told, tuple(sorted(name for name in environ if name not in told and name.isprintable()))
 
 
@@ -135,9 +142,9 @@ def packages(text: str) -> dict[str, str]:
     return {line.partition("==")[0]: line.partition("==")[2] for line in text.splitlines() if line.strip()}
 
 
-def _is_harmless(name: str, value: str) -> bool:
+def _is_harmless(name: str, value: str, *, is_read: bool) -> bool:
     # An address may have a password in it.
-    known = _KNOWN.fullmatch(name) and not is_secret(name)
+    known = (is_read or _KNOWN.fullmatch(name)) and not is_secret(name)
     return bool(known) and value.isprintable() and len(value) <= _LONGEST and "://" not in value
 
 

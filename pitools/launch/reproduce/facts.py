@@ -76,7 +76,7 @@ def now(plan: Plan, site: Site, run_dir: Path) -> Facts:
     raw = provenance.site_text(site)
     record = msgspec.structs.replace(
         record, environment=lock, site=digest.of_bytes(raw), template=provenance.template_digest(site),
-        variables=environment.variables()[0],
+        variables=environment.variables(command=plan.request.command, env=plan.request.env)[0],
     )  # fmt: skip
     facts = _of_plan(plan) | _of_record(record, text, json.loads(raw))
     return facts | {("code", key): value for key, value in _code(run_dir, record)}

@@ -43,8 +43,9 @@ class Provenance(Record, frozen=True, kw_only=True, tag="pit.provenance/1"):
 
     pitools: its version. workdir: where the code was copied from, "" where it was not. files, bytes, code: how many,
     how much, and digest of the copy. site, template: digests of site.json and of what the script is rendered from.
-    variables: of whoever submitted, those that say how a program computes; others: names of all others. parent: the
-    run that this one repeats or goes on from, "" for none. warnings: what the copy of the code does not hold.
+    variables: of whoever submitted, those that say how a program computes or that the command names; others: names
+    of all others. parent: the run that this one repeats or goes on from, "" for none. warnings: what the copy of
+    the code does not hold.
     """
 
     t: str
@@ -81,7 +82,7 @@ def capture(plan: Plan, site: Site, building: Path, run_dir: Path) -> Plan:
     parent = of_code(workdir)
     held, found = _code(plan, workdir, parent, building)
     lock, text = environment.lock(plan.python, site, plan.request.env)
-    told, others = environment.variables()
+    told, others = environment.variables(command=plan.request.command, env=plan.request.env)
     site_json = site_text(site)
     record = Provenance(
         t=clock.now(), run=run_dir.name, pitools=pitools.__version__, python=plan.python,

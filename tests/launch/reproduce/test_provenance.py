@@ -102,6 +102,26 @@ def test_no_secret_is_kept(
     assert kept == []
 
 
+def test_what_the_command_reads_from_the_shell(
+    work: Path, git: Git, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of variables that its text names are kept and compared, in whatever form; what may be a secret is not."""
+    text = "run $RATE ${SIZE:-4} ${#NAMES} $OWN $API_TOKEN"
+    for name, value in {"RATE": "0.1", "NAMES": "a b", "OWN": "x", "API_TOKEN": "abc", "OTHER": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = make_run(command=text, env={"OWN": "y"})
+    kept = record_of(before).variables
+    names = {"RATE", "SIZE", "NAMES", "OWN", "API_TOKEN", "OTHER"}
+    assert {name: value for name, value in kept.items() if name in names} == {"RATE": "0.1", "NAMES": "a b"}
+    monkeypatch.setenv("RATE", "0.2")
+    monkeypatch.setenv("SIZE", "8")
+    after = make_run("r-2", command=text, env={"OWN": "y"})
+    for then in (facts.of_run(after), facts.now(facts.plan_of(before), load.load("local"), before)):
+        found = facts.compare(facts.of_run(before), then)
+        told = {(one.key, one.a, one.b) for one in found if one.part == "variables"}
+        assert told == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
+
+
 def test_what_the_copy_does_not_hold_is_told(work: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A command or an argument that names the live workdir will find what is there then: that is said at once."""
     make_run("r-1", command=f"python {work}/loop.py", env={"CONFIG": f"{work}/settings.toml"})
