@@ -163,7 +163,7 @@ def supervise(run_dir: Path, number: int = 0) -> int:
             print(f"pit: no attempt: {error}", file=sys.stderr)
             return codes.NOT_BEGUN
         stopper.attempt = attempt
-        code = _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+        code = _run(plan, run_dir, attempt, stopper)
         state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
         said = end.end(job, attempt, code, state=state)
         if said != end.AGAIN:
@@ -190,6 +190,14 @@ class _Stopper:
             _send(self, number)
         else:
             self.number = self.number or number
+
+
+def _run(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
+    """Stage, then run the ranks; returns the exit code. Leaves nothing of their sessions, also where it raises."""
+    try:
+        return _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+    finally:
+        proc.kill_sessions(*(child.pid for child in stopper.children))
 
 
 def _stage(plan: Plan, attempt: Path, stopper: _Stopper) -> int:
@@ -234,16 +242,9 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
 def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.Watch | None = None) -> int:
     """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM, and SIGKILL after a grace.
 
-    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended. Leaves
-    nothing of their sessions, also where it raises.
+    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
+    leaves nothing of their sessions.
     """
-    try:
-        return _attend(stopper, attempt, warning, looker)
-    finally:
-        proc.kill_sessions(*(child.pid for child in stopper.children))
-
-
-def _attend(stopper: _Stopper, attempt: Path, warning: str, looker: watch.Watch | None) -> int:
     first_bad = 0
     name, _, before_s = warning.partition("@")
     warn_at = stopper.deadline - float(before_s) if warning else float("inf")
@@ -266,10 +267,11 @@ def _attend(stopper: _Stopper, attempt: Path, warning: str, looker: watch.Watch 
                 folder.write(attempt / "hang.json", hang)
                 stacks.here(attempt, socket.gethostname())
             first_bad, kill_at = codes.HUNG, time.monotonic()
-        if all(code is not None for code in ended_with):
-            return first_bad
-        if time.monotonic() > kill_at:
+        ended = all(code is not None for code in ended_with)
+        if ended or time.monotonic() > kill_at:
             proc.kill_sessions(*(child.pid for child in stopper.children))
+        if ended:
+            return first_bad
         time.sleep(0.05)
 
 

@@ -22,7 +22,7 @@ from pitools.launch.recover.chronology import Order
 from pitools.launch.recover.ends import End
 from pitools.launch.recover.evidence import Seen
 from pitools.launch.recover.patterns import Sure
-from pitools.launch.recover.rules import LIMIT_S, NONSENSE_S, not_started, say, signals
+from pitools.launch.recover.rules import LIMIT_S, NONSENSE_S, not_started, quoted, say, signals
 from pitools.run.attempt import Cause, Evidence
 
 _KEPT = 40  # pieces of evidence that a cause carries
@@ -135,7 +135,7 @@ def _first_fault(seen: Seen, order: Order) -> Cause | None:
     reason = f"{where}: {root.what}" if where else root.what
     reason += f" ({because})" if because else ""
     if root.kind == "unknown" and not root.is_exception and root.rule != "stage-refused":
-        reason += _quoted(seen, task)
+        reason += quoted(seen, task)
     code, is_own = root.exit_code, _is_on_own_disk(root, seen)
     if root.rule == "stage-refused" and is_own and _is_on_every_node(seen, root.rule):
         return say("user", "likely", f"{reason}; it is so on every node: see paths.nvme of the site", exit_code=code)
@@ -184,17 +184,11 @@ def _vanished(seen: Seen, order: Order) -> Cause:
     if code is None:
         return say("unknown", "guess", "it left no word of its end")
     if code == _NOT_BEGUN:
-        return say("unknown", "guess", f"it did not begin{_quoted(seen, None)}")
+        return say("unknown", "guess", f"it did not begin{quoted(seen, None)}")
     if 128 < code < 128 + 65:
         return say("unknown", "guess", f"ended by signal {code - 128}, and nothing says by whom", signal=code - 128)
-    return say("unknown", "guess", f"exit code {code}, and nothing says why{_quoted(seen, None)}",
+    return say("unknown", "guess", f"exit code {code}, and nothing says why{quoted(seen, None)}",
                fingerprint=fingerprint.of_end(f"exit code {code}"))  # fmt: skip
-
-
-def _quoted(seen: Seen, rank: int | None) -> str:
-    """What the output of a rank, or of the job itself, ends with; "" where it says nothing."""
-    line = seen.last_lines.get(rank, "")
-    return f"; its output ends: {line}" if line else ""
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -22,6 +22,12 @@ def say(kind: Kind, sure: Sure, reason: str, **more: object) -> Cause:
     return msgspec.structs.replace(Cause(attempt="", kind=kind, confidence=sure, reason=reason), **more)
 
 
+def quoted(seen: Seen, rank: int | None) -> str:
+    """What the output of a rank, or of the job itself, ends with; "" where it says nothing."""
+    line = seen.last_lines.get(rank, "")
+    return f"; its output ends: {line}" if line else ""
+
+
 def signals(seen: Seen, order: Order) -> Cause | None:
     """What the job was sent: the time limit's warning or end, or somebody's wish."""
     stopped = seen.exit_code == _TO_BE_CONTINUED
@@ -74,7 +80,7 @@ def not_started(seen: Seen, order: Order) -> Cause | None:
     alike |= {one.node for one in seen.evidence if one.rule == root.rule}
     nodes = max(len(set(seen.hosts)), seen.start.nodes if seen.start else 1)
     spoke = {failure.rank for failure in seen.failures} | ({seen.first[1]} if seen.first else set())
-    reason = f"{root.node}: {root.what}" if root.node else root.what
+    reason = (f"{root.node}: {root.what}" if root.node else root.what) + quoted(seen, root.rank)
     if root.rule != "program-unreadable" and (root.rank in spoke or nodes == 1):
         return say("user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint)
     if nodes > 1 and len(alike - {""}) >= nodes:
