@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock, proc
-from pitools.core.errors import ClusterError, PitError, TryLater
+from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import jobs
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
@@ -50,7 +50,7 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     # The site's interpreter, as in Slurm, also for staging and the ranks.
     argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
     # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
-    (run_dir / STARTING).touch()
+    (run_dir / STARTING).write_text(str(number))
     # The supervisor inherits these blocked, and lets them in once it can answer: a cancel that comes while it is still
     # importing waits until then.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -73,10 +73,16 @@ def is_supervised(run_dir: Path) -> bool:
     if lock is None:
         return True
     os.close(lock)
+    starting = run_dir / STARTING
     try:
-        return time.time() - (run_dir / STARTING).stat().st_mtime < _START_S
+        number, since_s = starting.read_text(), time.time() - starting.stat().st_mtime
     except FileNotFoundError:
         return False
+    with contextlib.suppress(DataError):
+        job = folder.read(run_dir / "job.json", folder.JobRef)
+        if job and str(job.number) == number and alive(job) is False:  # it ended before it could take the lock
+            return False
+    return since_s < _START_S
 
 
 def _is_this_process(run_dir: Path) -> bool:

@@ -203,7 +203,8 @@ def test_the_time_limit_is_no_end(made: Callable[..., dict[str, Any]], pit: Pit)
 def test_a_run_on_this_machine_goes_on(pit: Pit, tmp_path: Path) -> None:
     """After a kill -9 of its supervisor the ranks are found, and named; without them it goes on, when asked to."""
     (tmp_path / "loop.py").write_text(LOOP)
-    text = REQUEST.format(steps=20, nodes=1, time="5m").replace('tier = "low"\n', "")
+    # Long enough that the ranks still run when `resume` looks for them, also on a busy machine.
+    text = REQUEST.format(steps=80, nodes=1, time="5m").replace('tier = "low"\n', "")
     (tmp_path / "loop.toml").write_text(text)
     run = json.loads(pit("launch", "run", "loop.toml").stdout)
     until(lambda: len(steps(run)) > 6)

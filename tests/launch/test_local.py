@@ -189,7 +189,8 @@ def test_a_pid_that_was_given_to_another_is_not_the_run(started: Started) -> Non
 def free(run_dir: Path) -> None:
     """Waits until the run has no supervisor."""
     for _ in range(600):
-        if not local.is_supervised(run_dir):
+        job = folder.read(run_dir / "job.json", folder.JobRef)
+        if not local.is_supervised(run_dir) and not (job and local.alive(job)):
             return
         time.sleep(0.05)
     raise AssertionError("its supervisor does not end")
@@ -267,6 +268,33 @@ def test_supervisors_that_begin_nothing_come_to_an_end(started: Started, tmp_pat
     assert end_of(run_dir).exit_code == 0
 
 
+def test_a_supervisor_that_cannot_start_is_not_waited_for(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is gone its run is looked at: nobody waits for the time that a start may take."""
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho No module named pitools >&2\nexit 1\n")
+    bare.chmod(0o755)
+    text = f'name = "solo"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/runs"\n'
+    (tmp_path / "solo.toml").write_text(text)
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    plan = msgspec.structs.replace(make_plan("solo", snapshot=False), python=str(bare))
+    monkeypatch.setattr(submit, "_make", lambda run_dir, plan, site, seed: made(run_dir, plan))
+
+    def made(run_dir: Path, plan: planning.Plan) -> planning.Plan:
+        (run_dir / "attempts").mkdir(parents=True)
+        (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
+        return plan
+
+    run_dir = submit.run(plan, load("solo"))
+    job = folder.read(run_dir / "job.json", folder.JobRef)
+    assert job is not None
+    while local.alive(job):
+        time.sleep(0.05)
+    done = resume(run_dir, load("solo"))
+    assert (done.action, done.cause) == ("stop", "user")
+
+
 def test_the_interpreter_is_the_sites(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run under `paths.python`, as they do in Slurm; one that is not there is refused at once."""
     python = tmp_path / "bin" / "python"
@@ -311,7 +339,7 @@ def test_a_full_disk_does_not_keep_a_hang_from_ending(
     def full(path: Path, _record: object, **_: object) -> None:
         raise NoSpace("no space left", where=str(path))
 
-    monkeypatch.setattr(local.folder, "write", full)
+    monkeypatch.setattr(folder, "write", full)
     hang = Hang(t="", step=1, silent_s=1.0, usual_s=1.0)
     assert watched(lambda: hang) == (codes.HUNG, -signal.SIGKILL)
 

@@ -129,7 +129,7 @@ def _explained(end: End, lines: Sequence[End]) -> End:
     return msgspec.structs.replace(
         end, kind=best.kind, sure=best.sure, rule=best.rule, what=best.what, source=best.source, t=end.t or best.t,
         is_local=best.is_local and (best.rank is not None or bool(best.node)), node=best.node or end.node,
-        fingerprint=fingerprint.of_end(fingerprint.normal(best.what)),
+        fingerprint=best.fingerprint,
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def _as_end(one: Evidence) -> End:
     return End(
         rank=one.rank, node=one.node, t=one.t, source=one.source, what=one.what, kind=one.kind, role=one.role,
         sure=patterns.sure_of(one.rule), rule=one.rule, is_local=patterns.is_local(one.rule),
-        order=int(at[1]) if at else -1,
+        order=int(at[1]) if at else -1, fingerprint=fingerprint.of_end(fingerprint.normal(one.what)),
     )  # fmt: skip
 
 
