@@ -15,6 +15,7 @@ from pitools.core.record import Record
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import quarantine
 from pitools.stage.cache.root import OBJECTS, object_path
+from pitools.stage.choose import Store, resolve
 from pitools.stage.run import stage
 from pitools.stage.source import Dataset, load, source_of
 from pitools.stage.verify import Finding
@@ -43,7 +44,8 @@ def root_of(path: Path) -> Path:
 
 def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: int = 0) -> Repair:
     """Stage a set of which files are wrong again; one of unknown source goes to quarantine. Never raises PitError."""
-    path, source = object_path(root, version), records.read(root, version).source
+    path, record = object_path(root, version), records.read(root, version)
+    source = record.source
 
     def say(state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path) -> Repair:
         name = findings[0].dataset
@@ -58,10 +60,14 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
             return say("quarantined", "it is not known where it came from: stage it again", quarantine(root, version))
         if os.path.realpath(source) == os.path.realpath(path):
             return say("failed", "its source is the damaged set itself")
-        dataset = _wanted(path, version, source)
-        stage(dataset, root, verify=True, readers=readers)
+        if record.signature and _own(path, version) is None:
+            from pitools.stage.plain.run import stage_store
+
+            stage_store(_unchanged(source, record.signature, root), root, verify=True, readers=readers)
+        else:
+            stage(_wanted(path, version, source), root, verify=True, readers=readers)
     except PitError as error:
-        return say("failed", str(error))
+        return say("failed", f"{error}; {error.hint}" if error.hint else str(error))
     return say("repaired")
 
 
@@ -69,15 +75,33 @@ def _wanted(path: Path, version: str, source: str) -> Dataset:
     """The version, to be read from its source: by its own manifest where that is good, which a part of a version, or a
     store without one, has nowhere else. Raises DataError when the source holds another version by now.
     """
-    own, there = _loaded(path), _loaded(source)
-    if own and own.version != version:
-        own = None
+    own, there = _own(path, version), _loaded(source)
     expected = own.manifest.subset.parent if own and own.manifest.subset else version
     if there and there.version != expected:
         raise DataError(f"its source holds version {there.version} now")
     if own:
         return structs.replace(own, source=source_of(source))
     return there or load(source)
+
+
+def _unchanged(source: str, signature: str, root: Path) -> Store:
+    """Return the store without a manifest that a set was staged of, when it is as it was then.
+
+    Without the set's own manifest nothing else says what its bytes were. Raises DataError when it was written again.
+    """
+    found = resolve(source)
+    if isinstance(found, Store) and found.key == signature:
+        return found
+    hint = (
+        f"stage it again, with the --arrays, --steps or --episodes that were given: pit-stage run {source} --to {root}"
+    )
+    raise DataError("its source was written again, or a part of it was staged", where=source, hint=hint)
+
+
+def _own(path: Path, version: str) -> Dataset | None:
+    """Return the set by its own manifest, None where that is damaged."""
+    own = _loaded(path)
+    return own if own and own.version == version else None
 
 
 def _loaded(place: str | Path) -> Dataset | None:

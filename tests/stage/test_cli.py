@@ -212,6 +212,29 @@ def test_verify_replaces_a_damaged_copy_of_a_plain_store(store: Path, root: Path
     assert records(pit_stage("plan", store, "--to", root)[1])[0]["state"] == "present"
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone", "other"])
+def test_check_repairs_a_plain_store_whose_manifest_is_damaged(store: Path, root: Path, pit_stage: Cli, damage: str):
+    """As `run` does; where the source was written since, nothing says any more what the set was, and that is told."""
+    assert pit_stage("run", store, "--to", root)[0] == 0
+    (final,) = (root / "objects").iterdir()
+    file = final / "manifest.json"
+    whole = file.read_bytes()
+
+    def check() -> tuple[int, list[str]]:
+        file.unlink()
+        if damage != "gone":
+            file.write_bytes(b"{" if damage == "cut" else whole.replace(b'"steps"', b'"steps" '))
+        code, out, _ = pit_stage("check", root, "--repair")
+        found = [json.loads(line) for line in out.splitlines()]
+        return code, [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
+
+    assert check() == (0, ["repaired"])
+    assert file.read_bytes() == whole
+    assert pit_stage("check", root)[0] == 0
+    os.utime(next(path for path in store.rglob("*") if path.is_file()), (1, 1))
+    assert check() == (1, ["failed"])
+
+
 def test_a_plain_store_that_is_used_again_is_used_now(store: Path, root: Path, pit_stage: Cli):
     """A set that `run` found in place is not the next to be evicted."""
     version = records(pit_stage("run", store, "--to", root)[1])[0]["version"]
