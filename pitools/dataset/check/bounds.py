@@ -28,9 +28,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     time_gap: a step of so many periods is a gap. period_factor: an episode's median period against the dataset's.
     blank_mean, blank_deviation: grey levels, of 255; a frame below both is black, one of no deviation at all is blank.
     frozen_steps: a frame that lasts so long is frozen, if the action meanwhile moves by frozen_motion of its deviation.
-    Drift against the parent, each widened for few new episodes: mean_shift in deviations, deviation_ratio and
-    length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels, task_shift as the share
-    of episodes that would have to change their task, length_shift as Kolmogorov-Smirnov's distance.
+    Drift against the parent, each widened for few episodes, new or the parent's: mean_shift in deviations,
+    deviation_ratio and length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels,
+    task_shift as the share of episodes that would have to change their task, length_shift as
+    Kolmogorov-Smirnov's distance.
     """
 
     levels: dict[str, Literal["fault", "warning", "off"]] = {}

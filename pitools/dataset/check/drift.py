@@ -2,6 +2,9 @@
 
 parent ──append──▶ new        what was added is judged, not the mixture, in which a bad day of data would drown
 parent ──any other──▶ new     the whole is judged
+
+Few episodes are unlike others by nature: in one a joint may hardly move, and of a parent of two it is not known where
+else the arm goes. So bounds depend on how many there are on both sides, and what so few cannot say is no fault.
 """
 
 from __future__ import annotations
@@ -20,28 +23,39 @@ from pitools.dataset.check.values import is_action
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statistics
 
-# A few episodes differ from many by nature: bounds are wider by this, over the root of the number of new episodes.
-_FEW = 2.0
-# Of so few new episodes, a column that rests says nothing.
-_MANY = 5
+# Few episodes differ from others by nature, and of few it is not known by how much: a bound is wider by the first, over
+# the root of the number of new episodes, and by the second, over the root of the parent's.
+# Chosen so that at most one healthy append in a hundred is refused: perf/bench_dataset_drift.py.
+_FEW_MEAN, _FEW_WIDE, _FEW_NARROW, _FEW_RANGE, _FEW_GREY, _FEW = (3, 12), (2, 12), (12, 4), (0, 7), (1, 0.5), (2.3, 0.5)
+# A column that rests in fewer episodes than the first, or hardly moves in fewer than the second, says nothing; nor does
+# it say where values may be, if it is the parent that has so few.
+_MANY, _MANY_NARROW = 5, 10
+# Of fewer episodes the columns of an action are judged together: in another unit most are wider by this, or all are
+# narrower by that. One or two columns, such as a gripper's, may well rest.
+_UNIT_WIDE, _UNIT_NARROW, _LEAST_COLUMNS = 20.0, 30.0, 3
+# A column that rests at an end of its range is no news where it does so by chance more often than this: the mean's
+# distance from there, over the range, is the least share of episodes in which it is elsewhere.
+_CHANCE = 0.05
 # Of a square that is a difference, over what it is a difference of.
 _NOISE = 1e-12
+# Of a range: a mean that follows from a difference is as near as this to what it is.
+_ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared with the parent: all of the new version, or what was added."""
+    """What is compared with the parent: all of the new version, or what was added. known: episodes of the parent."""
 
     episodes: int
+    known: int
     steps: int
     statistics: dict[str, Statistics]
     tasks: dict[str, int]
     appended: bool
 
-    @property
-    def leeway(self) -> float:
-        """How much wider bounds are for so few episodes."""
-        return 1 + _FEW / sqrt(max(self.episodes, 1))
+    def leeway(self, few: tuple[float, float] = _FEW) -> float:
+        """Return the factor by which a bound is wider for so few episodes, new and known."""
+        return 1 + few[0] / sqrt(max(self.episodes, 1)) + few[1] / sqrt(max(self.known, 1))
 
 
 def gate(new: Manifest, parent: Manifest, bounds: Bounds | None = None) -> list[Finding]:
@@ -67,10 +81,12 @@ def compared(new: Manifest, parent: Manifest) -> Part:
         new.parent == version and new.episodes > parent.episodes and new.source[: len(parent.source)] == parent.source
     )
     if not appended:
-        return Part(episodes=new.episodes, steps=new.steps, statistics=statistics, tasks=tasks, appended=False)
+        return Part(episodes=new.episodes, known=parent.episodes, steps=new.steps, statistics=statistics, tasks=tasks,
+                    appended=False)  # fmt: skip
     told, before = parent.statistics or {}, parent.tasks or {}
     return Part(
         episodes=new.episodes - parent.episodes,
+        known=parent.episodes,
         steps=new.steps - parent.steps,
         statistics={
             name: _added(known, told[name]) if name in told and known.rows > told[name].rows else known
@@ -122,10 +138,11 @@ def _lengths(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
     if not (part.episodes and part.steps and parent.episodes and parent.steps):
         return
     mean, before = part.steps / part.episodes, parent.steps / parent.episodes
-    limit = 1 + (bounds.length_ratio - 1) * part.leeway
+    limit = 1 + (bounds.length_ratio - 1) * part.leeway()
     if not before / limit <= mean <= before * limit:
         yield _drift("length", "", f"{_whose(part)} episodes have another length", f"{mean:.1f} steps on average",
-                     f"{before:.1f} in the parent, or {limit:.3g} times it")  # fmt: skip
+                     f"{before:.1f} in the parent, or {limit:.3g} times it",
+                     "fault" if part.known >= _MANY else "warning")  # fmt: skip
 
 
 def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
@@ -138,16 +155,16 @@ def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
         for task in part.tasks.keys() | before.keys()
     }
     shift = sum(map(abs, moved.values())) / 2
-    if shift > bounds.task_shift * part.leeway:
+    if shift > bounds.task_shift * part.leeway():
         most = max(moved, key=lambda task: (abs(moved[task]), task))
         yield _drift("task", "", f"{_whose(part)} episodes have other tasks", f"{shift:.0%} would have to change, most "
-                     f"of them {most!r} ({moved[most]:+.0%})", f"at most {bounds.task_shift * part.leeway:.0%}",
+                     f"of them {most!r} ({moved[most]:+.0%})", f"at most {bounds.task_shift * part.leeway():.0%}",
                      level="warning")  # fmt: skip
 
 
 def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds: Bounds) -> Iterator[Finding]:
     now = part.statistics[name]
-    if now.bad / max(now.rows, 1) > 2 * told.bad / max(told.rows, 1):
+    if now.bad / max(now.rows, 1) > 2 * part.leeway() * told.bad / max(told.rows, 1):
         yield _drift("nan", name, "more of its numbers are none", f"{now.bad} in {now.rows} rows",
                      f"{told.bad} in {told.rows} rows")  # fmt: skip
     mean, mean_0, deviation, deviation_0, low, low_0, high, high_0 = (
@@ -158,34 +175,64 @@ def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds
     if name.rpartition("/")[2] in bounds.times:  # time goes on
         return
     moves, moved = ~(deviation == 0), deviation_0 > 0
-    if part.episodes >= _MANY and (moved & ~moves).any():
-        yield _drift("constant", name, f"{_columns(moved & ~moves)} no longer changes", "a deviation of 0",
-                     f"about {deviation_0[moved & ~moves][0]:.4g}")  # fmt: skip
-    if (~moved & moves).any():
-        yield _drift("constant", name, f"{_columns(~moved & moves)} changes, and never did in the parent",
-                     f"a deviation of {deviation[~moved & moves][0]:.4g}", "0", level="warning")  # fmt: skip
+    with np.errstate(divide="ignore", invalid="ignore"):
+        away, ratio = np.abs(mean - mean_0), deviation / deviation_0
+        growth = np.maximum(low_0 - low, high - high_0) / (high_0 - low_0)
+    yield from _constants(name, part, moves, moved, (mean, deviation), (mean_0, deviation_0, low_0, high_0))
     if is_camera(name, schema.shape[1:], schema.dtype):
         shift = float(mean.mean() - mean_0.mean())
-        if abs(shift) > bounds.brightness * part.leeway:
+        if abs(shift) > bounds.brightness * part.leeway(_FEW_GREY):
             yield _drift("brightness", name, f"{_whose(part)} frames are {'brighter' if shift > 0 else 'darker'}",
                          f"grey level {mean.mean():.0f}", f"{mean_0.mean():.0f} in the parent")  # fmt: skip
         return
-    both = moved & (deviation > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift_s, ratio = np.abs(mean - mean_0) / deviation_0, deviation / deviation_0
-        growth = np.maximum(low_0 - low, high - high_0) / (high_0 - low_0)
-    limit = bounds.mean_shift * part.leeway
+    limit = bounds.mean_shift * part.leeway(_FEW_MEAN)
     # Another scene or task has other poses, and that is why it is added; commands are of one kind wherever they act.
-    level: Level = "fault" if is_action(name) else "warning"
-    yield from _worst("mean", name, shift_s, moved, limit, f"the mean of {_whose(part)} steps is elsewhere",
-                      mean, mean_0, level)  # fmt: skip
-    limit = 1 + (bounds.deviation_ratio - 1) * part.leeway
-    spread = np.maximum(ratio, 1 / np.where(both, ratio, 1))
-    yield from _worst("deviation", name, spread, both, limit, f"{_whose(part)} steps spread otherwise",
-                      deviation, deviation_0)  # fmt: skip
-    yield from _worst("range", name, growth, moved, bounds.range_growth, "values are far beyond the parent's range",
+    level: Level = "fault" if is_action(name) and part.known >= _MANY else "warning"
+    yield from _worst("mean", name, away / np.where(moved, deviation_0, 1), moved, limit,
+                      f"the mean of {_whose(part)} steps is elsewhere", mean, mean_0, level)  # fmt: skip
+    yield from _spread(name, part, ratio, moved & (deviation > 0), deviation, deviation_0, bounds)
+    limit = bounds.range_growth * part.leeway(_FEW_RANGE)
+    yield from _worst("range", name, growth, moved, limit, "values are far beyond the parent's range",
                       np.where(low_0 - low > high - high_0, low, high),
                       np.where(low_0 - low > high - high_0, low_0, high_0), level)  # fmt: skip
+
+
+def _constants(name: str, part: Part, moves: NDArray[np.bool_], moved: NDArray[np.bool_], now: tuple[Floats, Floats],
+               before: tuple[Floats, Floats, Floats, Floats]) -> Iterator[Finding]:  # fmt: skip
+    """Columns that no longer change, and columns that never did. now: mean, deviation; before: and the range."""
+    (mean, deviation), (mean_0, deviation_0, low_0, high_0) = now, before
+    dead = moved & ~moves
+    if part.episodes >= _MANY and dead.any():
+        size = np.where(moved, high_0 - low_0, 1)
+        at_end = np.minimum(np.abs(mean - low_0), np.abs(mean - high_0)) <= _ROUNDING * size
+        elsewhere = np.clip(np.abs(mean - mean_0) / size - 1 / max(part.known, 1), 0, 1)
+        usual = (part.known >= _MANY) & at_end & ((1 - elsewhere) ** part.episodes > _CHANCE)
+        level: Level = "fault" if (dead & ~usual).any() else "warning"
+        yield _drift("constant", name, f"{_columns(dead)} no longer changes", "a deviation of 0",
+                     f"about {deviation_0[dead][0]:.4g}", level)  # fmt: skip
+    if (~moved & moves).any():
+        yield _drift("constant", name, f"{_columns(~moved & moves)} changes, and never did in the parent",
+                     f"a deviation of {deviation[~moved & moves][0]:.4g}", "0", level="warning")  # fmt: skip
+
+
+def _spread(name: str, part: Part, ratio: Floats, both: NDArray[np.bool_], deviation: Floats, deviation_0: Floats,
+            bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
+    """Columns that spread wider or narrower; both: those that move, now as before.
+
+    A joint may well hardly move in an episode or two, added or in the parent.
+    """
+    what, base = f"{_whose(part)} steps spread otherwise", bounds.deviation_ratio - 1
+    narrow, together = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
+    if part.known >= _MANY:
+        limit = 1 + base * part.leeway(_FEW_WIDE)
+        yield from _worst("deviation", name, ratio, both, limit, what, deviation, deviation_0)
+    elif together and np.median(ratio[both]) > _UNIT_WIDE:
+        yield from _worst("deviation", name, ratio, both, _UNIT_WIDE, what, deviation, deviation_0)
+    if part.episodes >= _MANY_NARROW:
+        limit = 1 + base * part.leeway(_FEW_NARROW)
+        yield from _worst("deviation", name, narrow, both, limit, what, deviation, deviation_0)
+    elif together and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
+        yield from _worst("deviation", name, narrow, both, _UNIT_NARROW, what, deviation, deviation_0)
 
 
 def _worst(check: str, name: str, measure: Floats, where: NDArray[np.bool_], limit: float, what: str, now: Floats,

@@ -1,0 +1,64 @@
+"""Appends of a few episodes: healthy ones are taken, and faults are seen; samples of perf/bench_dataset_drift.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def bench(repo: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """perf/bench_dataset_drift.py."""
+    monkeypatch.syspath_prepend(str(repo / "perf"))
+    import bench_dataset_drift
+
+    return bench_dataset_drift
+
+
+def shares(bench: ModuleType, fault: str, count: int) -> dict[int, float]:
+    """The share of appends of real episodes that are refused, by their number of episodes."""
+    found = bench.campaign(bench.bridge(), fault, count, np.random.default_rng(0))
+    return {added: float(np.mean([bool(why) for why in each])) for added, each in found.items()}
+
+
+def test_healthy_appends_of_any_size_are_taken(bridge, bench) -> None:
+    """Of random real episodes added to others at most one append in a hundred is refused, however few they are."""
+    found = shares(bench, "", 20)
+    assert list(found) == [1, 2, 3, 5, 10, 20]
+    assert max(found.values()) <= 0.01
+
+
+@pytest.mark.parametrize("fault", ["x1000", "x57.3", "dead joint", "dark", "bright"])
+def test_faults_in_small_appends_are_seen(bridge, bench, fault) -> None:
+    """Another unit and another light are refused from one episode on, a dead joint from as many as say so."""
+    found = shares(bench, fault, 8)
+    assert min(found) == (bench.LEAST_OF_DEAD if fault == "dead joint" else 1)
+    assert min(found.values()) >= 0.96
+
+
+def test_a_column_that_seldom_moves(bench) -> None:
+    """One that moved in one of the parent's episodes may rest again; one that stops where it seldom was may not."""
+
+    def episode(start: float, stop: float) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        return {"action": np.column_stack([rng.normal(size=(50, 3)), np.linspace(start, stop, 50)])}
+
+    lid = [episode(0, number == 3) for number in range(20)]
+    assert bench.refused(lid, [episode(0, 0)] * 8) == []
+    assert bench.refused(lid, [episode(1, 1)] * 8) != []
+    assert bench.refused([episode(-1, 1)] * 20, [episode(0, 0)] * 8) == ["constant-drift action"]
+
+
+def test_a_parent_of_few_episodes(bench) -> None:
+    """Where the parent's few episodes were, says little of where others are; another unit is seen all the same."""
+    rng = np.random.default_rng(0)
+
+    def episodes(count: int, size: float = 1) -> list[dict[str, np.ndarray]]:
+        return [{"action": size * (3 * rng.normal(size=4) + rng.normal(size=(50, 4)) * [1, 1, 0.01, 1])}
+                for _ in range(count)]  # fmt: skip
+
+    assert [bench.refused(episodes(2), episodes(3)) for _ in range(20)] == [[]] * 20
+    assert all(bench.refused(episodes(2), episodes(3, 57.3)) for _ in range(20))
