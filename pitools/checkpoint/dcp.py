@@ -14,6 +14,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PATHS:
             return pathlib.PosixPath
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         # By name before anything is looked up: to import a module is to run it.
         if (module, name) in _NAMES:
             return super().find_class(module, name)
@@ -158,6 +161,13 @@ class _Unpickler(pickle.Unpickler):
             if isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+def _enum_member(kind: Any, name: Any) -> Enum:
+    """Return a member of an enum: Python 3.11.0 to 3.11.3 pickle one as getattr(kind, name), others by its value."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"getattr of {kind!r} has no place in a checkpoint (expected a member of an enum)")
 
 
 def _unpickled(data: bytes) -> Any:

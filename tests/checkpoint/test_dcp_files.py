@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="this framework is not installed")
 
+from torch.distributed.checkpoint.planner import WriteItemType  # noqa: E402
+
 from pitools.checkpoint import dcp, find, hashing, layout, seal, verify  # noqa: E402
 from pitools.checkpoint.dcp import Dcp  # noqa: E402
 from pitools.checkpoint.dcp_files import Files  # noqa: E402
@@ -139,3 +141,23 @@ def test_plain_leaves_are_saved_and_loaded(folder: Path) -> None:
         found = guard.restore(like)
     assert found
     assert {name: found.state[name] for name in leaves} == leaves
+
+
+def _getattr_of(module: str, kind: str, name: str) -> bytes:
+    """A pickle of getattr(kind, name), as Python 3.11.0 to 3.11.3 write an enum's member."""
+    return b"".join([b"cbuiltins\ngetattr\n(c", module.encode(), b"\n", kind.encode(), b"\nV", name.encode(), b"\ntR."])
+
+
+def test_members_of_enums_in_either_form() -> None:
+    """A member of torch's enums comes back as any Python pickles it; getattr of anything else is refused."""
+    module = "torch.distributed.checkpoint.planner"
+    expected = WriteItemType.TENSOR
+    assert dcp._unpickled(pickle.dumps(expected)) is expected
+    assert dcp._unpickled(_getattr_of(module, "WriteItemType", "TENSOR")) is expected
+    refused = [
+        (module, "WriteItemType", "mro"), (module, "SavePlan", "__init__"), (module, "WriteItemType", "__class__"),
+        ("enum", "Enum", "mro"), ("builtins", "set", "add"), ("signal", "Signals", "SIGKILL"),
+    ]  # fmt: skip
+    for words in refused:
+        with pytest.raises(pickle.UnpicklingError):
+            dcp._unpickled(_getattr_of(*words))
