@@ -202,6 +202,7 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
     """
     watch, shown, known_at, looked_at = Watch(run_dir, site), 0, time.monotonic(), 0.0
     told: set[str] = set()
+    before = ("", 0, "")
     while True:
         run = watch.look()
         if run.steps > shown:
@@ -209,8 +210,11 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
             shown = run.steps
         if run.is_over:
             return run
-        for line in why.ended(run_dir, told):
-            tell(line)
+        now = (run.job_id, run.attempts, run.cause)
+        if now != before:
+            for line in why.ended(run_dir, told):
+                tell(line)
+        before = now
         if is_held(run.pending_reason):
             raise held_error(run)
         if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_BACK_S:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from pitools.launch import status
 from pitools.launch.recover import settling, unbegun, why
 from pitools.launch.recover.resume import resume
 from pitools.run import folder
-from pitools.run.attempt import Cause
+from pitools.run.attempt import Cause, Decision, Kind
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
 
@@ -118,3 +120,28 @@ def test_a_damaged_record_hides_no_other(runs: Runs) -> None:
         else:
             path.write_text(text)
     assert [number for number, _ in unbegun.causes(run_dir)] == [1]
+
+
+def test_each_attempt_that_fails_is_said_while_one_waits(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, when it is known what follows, and not what has finished."""
+    run_dir = runs.make()
+    seen = replace(status.show(run_dir, SITE, ask=False), state="RUNNING")
+    looks = iter([seen, *(replace(seen, attempts=made) for made in (1, 1, 2)), replace(seen, is_over=True)])
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    monkeypatch.setattr(status, "may_be_held_back", lambda *_: False)
+
+    def look(_: status.Watch) -> folder.Run:
+        run = next(looks)
+        if run.attempts > len(folder.attempts(run_dir)):
+            made = runs.attempt(run_dir)
+            kind: Kind = "node" if run.attempts == 1 else "finished"
+            folder.write(made / "cause.json", Cause(attempt=made.name, kind=kind, confidence="certain", reason="r"))
+            folder.write(made / "decision.json", Decision(attempt=made.name, action="again", kind=kind, reason="r"))
+        return run
+
+    monkeypatch.setattr(status.Watch, "look", look)
+    said: list[str] = []
+    assert status.wait(run_dir, SITE, lambda _: None, said.append).is_over
+    assert said == ["attempt 0: node (certain): r"]
