@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -16,6 +17,8 @@ from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 # O_NONBLOCK: a FIFO put where a file should be would otherwise hold the open for ever.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+# Levels of folders that are kept open: with 64 readers fewer descriptors than a process may have.
+_KEPT = 6
 # A block is read, hashed and written before the next: small enough to stay in the core's own cache meanwhile.
 BLOCK = 128 << 10
 
@@ -41,23 +44,67 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
         return LocalReader(self.folder, once=self.once)
 
 
+class Folders:
+    """Descriptors of the folders beneath one, each opened without following a link. Those of the last path stay open,
+    since the next file is often in the same folder or in its neighbour.
+    """
+
+    def __init__(self, top: Path, *, make: bool = False) -> None:
+        """make: folders that are missing are made, of mode 0755 less the umask. Raises OSError."""
+        self._make = make
+        self._chain = [os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+        self._parts: list[str] = []
+        self._within = ""
+
+    def enter(self, within: str) -> int:
+        """The folder of this path beneath the top, "" for the top itself; good until the next call. Raises OSError."""
+        if within == self._within:
+            return self._chain[-1]
+        parts, same = within.split("/") if within else [], 0
+        while same < min(len(parts), len(self._parts)) and parts[same] == self._parts[same]:
+            same += 1
+        self._leave(same)
+        for part in parts[same:]:
+            if self._make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=self._chain[-1])
+            # O_NOFOLLOW speaks of the last part only, so each part is opened as a last part.
+            below = os.open(part, _FOLDER, dir_fd=self._chain[-1])
+            if len(self._parts) < _KEPT:
+                self._parts.append(part)
+            else:  # deeper than this only the last one is kept, and it is nobody's neighbour
+                os.close(self._chain.pop())
+                self._parts[-1] = ""
+            self._chain.append(below)
+        self._within = within
+        return self._chain[-1]
+
+    def close(self) -> None:
+        """Close them all."""
+        self._leave(0)
+        os.close(self._chain.pop())
+
+    def _leave(self, depth: int) -> None:
+        self._within = "\0"  # no path, until the next one is entered
+        while len(self._parts) > depth:
+            os.close(self._chain.pop())
+            self._parts.pop()
+
+
 class LocalReader:
-    """Opens files beneath a folder; keeps the folder of the last one open, since the next is often its neighbour."""
+    """Opens files beneath a folder."""
 
     def __init__(self, folder: Path, *, once: bool = False) -> None:
         self.folder, self._once = folder, once
         with reading(folder):
-            self._root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._at, self._within = self._root, ""
+            self._folders = Folders(folder)
 
     def open(self, path: str) -> LocalFile:
         """A regular file; no part of `path` may be a link. Raises DataError for what is none, else as `reading`."""
         within, _, name = path.rpartition("/")
         where = f"{self.folder}/{path}"
         try:
-            if within != self._within:
-                self._enter(within)
-            descriptor = os.open(name, _FILE, dir_fd=self._at)
+            descriptor = os.open(name, _FILE, dir_fd=self._folders.enter(within))
         except OSError as error:
             raise read_error(error, Path(where)) from error
         found = os.fstat(descriptor)
@@ -68,26 +115,7 @@ class LocalReader:
 
     def close(self) -> None:
         """Close the folders."""
-        self._leave()
-        os.close(self._root)
-
-    def _enter(self, within: str) -> None:
-        self._leave()
-        at = self._root
-        for part in within.split("/") if within else ():
-            try:
-                # O_NOFOLLOW speaks of the last part only, so each part is opened as a last part.
-                below = os.open(part, _FOLDER, dir_fd=at)
-            finally:
-                if at != self._root:
-                    os.close(at)
-            at = below
-        self._at, self._within = at, within
-
-    def _leave(self) -> None:
-        if self._at != self._root:
-            os.close(self._at)
-        self._at, self._within = self._root, ""
+        self._folders.close()
 
 
 class LocalFile:

@@ -32,7 +32,7 @@ from pitools.stage.cache.root import (
     touch_lease,
 )
 from pitools.stage.cache.space import Limits
-from pitools.stage.engine.copy import Orders, readers_for
+from pitools.stage.engine.copy import Orders, is_durable, readers_for
 from pitools.stage.engine.fill import Moved, discard, fill, seal
 from pitools.stage.local import LocalSource
 from pitools.stage.source import Dataset
@@ -161,7 +161,7 @@ def _replace(
             root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
             signature=records.read(root, dataset.version).signature,
         )  # fmt: skip
-        publish_new(new, final, root)
+        publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
         journal_path(root, dataset.version).unlink(missing_ok=True)
     except (DataError, NoSpace):
         # This version cannot come from this source, or not to this disk: nothing is worth keeping room for.
@@ -176,22 +176,22 @@ def _replace(
     return moved
 
 
-def publish_new(new: Path, final: Path, root: Path) -> None:
+def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> None:
     """Rename a sealed folder to its version's place, with the version's lock held; a damaged set there gives way.
 
     Readers see one of the two at any moment, where the file system can exchange names; and who leases the damaged set
-    keeps it. Raises NoSpace, TryLater, ClusterError.
+    keeps it. synced: the names in the folders below it are on the disk already. Raises NoSpace, TryLater, ClusterError.
     """
     if os.path.lexists(final):
         try:
-            sync_names(new)
+            sync_names(new, below=not synced)
             if replace_set(new, final, root):
                 sync_dir(final.parent)
                 return
         except OSError as error:
             raise os_error(error, final) from error
         move_aside(final, root)
-    if not publish(new, final):
+    if not publish(new, final, synced=synced):
         raise TryLater("something else took the set's place meanwhile", where=str(final), hint="run this again")
 
 

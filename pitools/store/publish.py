@@ -13,13 +13,14 @@ _GONE = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also 
 TEMPORARY = ".tmp"
 
 
-def publish(temporary: Path, final: Path) -> bool:
+def publish(temporary: Path, final: Path, *, synced: bool = False) -> bool:
     """Sync a filled folder's names and rename it to `final`; False when another process had published `final` first.
 
-    The files' own bytes are for the writer to sync. Raises NoSpace or ClusterError.
+    The files' own bytes are for the writer to sync. synced: the names in the folders below, too, are on the disk
+    already. Raises NoSpace or ClusterError.
     """
     try:
-        sync_names(temporary)
+        sync_names(temporary, below=not synced)
         made = [final.parent] if not final.parent.exists() else []
         final.parent.mkdir(parents=True, exist_ok=True)
         # rename(2) onto a folder that is not empty fails: that is how a lost race shows.
@@ -40,9 +41,9 @@ def publish(temporary: Path, final: Path) -> bool:
     return True
 
 
-def sync_names(top: Path) -> None:
-    """Make the names in a folder, and in all folders below it, survive power loss. Raises OSError."""
-    for folder, _, _ in os.walk(top):
+def sync_names(top: Path, *, below: bool) -> None:
+    """Make the names in a folder survive power loss, with `below` also in all folders below it. Raises OSError."""
+    for folder, _, _ in os.walk(top) if below else [(top, [], [])]:
         sync_dir(Path(folder))
 
 

@@ -14,7 +14,7 @@ from pitools.stage.engine.journal import Written, line
 from pitools.stage.engine.pieces import SMALL, Task
 from pitools.stage.engine.seat import Seat
 from pitools.stage.engine.write import Pace, clone, write, write_direct
-from pitools.stage.local import BLOCK
+from pitools.stage.local import BLOCK, Folders
 from pitools.stage.source import Source, SourceFile
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 
 class Copier:
-    """One thread's share of the work: its reader, its buffer, and the folder it last wrote to."""
+    """One thread's share of the work: its reader, its buffer, and the folders it last wrote to."""
 
     def __init__(self, work: Work, seat: Seat) -> None:
         self._work, self._seat = work, seat
@@ -63,7 +63,7 @@ class Copier:
         # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
         self._buffer = memoryview(mmap.mmap(-1, max(SMALL, _DIRECT_BLOCK, self._step)))
         self._pace = Pace(work.bytes_per_s * seat.share)
-        self._at, self._within = os.open(work.to, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), ""
+        self._folders = Folders(Path(work.to), make=True)
 
     def __call__(self, task: Task) -> Written | Range:
         """Copy the task's files, or its range of one; what was written."""
@@ -75,7 +75,7 @@ class Copier:
 
     def close(self) -> None:
         """Close what is open."""
-        os.close(self._at)
+        self._folders.close()
         self._reader.close()
 
     def _copy(self, index: int, digests_found: dict[int, str]) -> str:
@@ -148,7 +148,8 @@ class Copier:
         entry, number = self._work.files[index], task.offset // digests.RANGE
         where = f"{self._work.to}/{entry.path}"
         try:
-            descriptor = os.open(where, _SHARED, 0o600)
+            within, _, name = entry.path.rpartition("/")
+            descriptor = os.open(name, _SHARED, 0o600, dir_fd=self._folders.enter(within))
         except OSError as error:
             raise os_error(error, Path(where)) from error
         try:
@@ -219,15 +220,12 @@ class Copier:
 
     def _create(self, path: str) -> int:
         within, _, name = path.rpartition("/")
-        if within != self._within:
-            at = os.open(f"{self._work.to}/{within}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.close(self._at)
-            self._at, self._within = at, within
+        at = self._folders.enter(within)
         try:
-            return os.open(name, NEW, MODE, dir_fd=self._at)
+            return os.open(name, NEW, MODE, dir_fd=at)
         except FileExistsError:  # an interrupted copy left it, not known to be whole
-            os.unlink(name, dir_fd=self._at)
-            return os.open(name, NEW, MODE, dir_fd=self._at)
+            os.unlink(name, dir_fd=at)
+            return os.open(name, NEW, MODE, dir_fd=at)
 
     def _is_right(self, entry: FileEntry, found: str, file: SourceFile) -> bool:
         """Whether to keep what was read; False to read it again, from elsewhere. Raises DataError."""

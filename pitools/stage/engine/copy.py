@@ -23,7 +23,7 @@ from pitools.stage.engine.journal import Done, Journal, Written, line
 from pitools.stage.engine.pieces import SMALL, range_count, tasks
 from pitools.stage.engine.write import Flusher
 from pitools.stage.local import LocalSource
-from pitools.stage.source import Dataset, Source, folders_of
+from pitools.stage.source import Dataset, Source
 from pitools.store import digest as digests
 from pitools.store.manifest import FILE_NAME, FileEntry
 
@@ -79,14 +79,14 @@ def copy(
 ) -> dict[int, str]:
     """Bring every file that is neither `done` nor `linked` from the dataset's source into the folder `to`.
 
-    Durable on return, but for names. Returns the digest found of each file for which the manifest has none.
+    Durable on return, but for names; where files are not synced one by one (`is_durable`), also those. Returns the
+    digest found of each file for which the manifest has none.
     advance: called with the bytes written, also with 0 as time passes.
 
     Raises DataError when a source file is missing, a link, or not of its size and digest; NoSpace or ClusterError
     when `to` cannot take it; Unreachable when the source does not answer.
     """
     files, source = dataset.manifest.files, dataset.source
-    _make_folders(to, files)
     if isinstance(source, LocalSource):
         # Memory that is the source itself cannot be left to others.
         source = structs.replace(source, once=file_system(source.folder) != "tmpfs")
@@ -168,15 +168,6 @@ def write_manifest(to: Path, data: bytes) -> None:
             os.fsync(descriptor)
     except OSError as error:
         raise os_error(error, path) from error
-
-
-def _make_folders(to: Path, files: tuple[FileEntry, ...]) -> None:
-    try:
-        for folder in sorted(folders_of(files)):
-            (to / folder).mkdir(exist_ok=True)
-            (to / folder).chmod(0o755)  # whatever the umask; who may enter is for the root to say
-    except OSError as error:
-        raise os_error(error, to) from error
 
 
 def _may_clone(source: Source, to: Path) -> bool:

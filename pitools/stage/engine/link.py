@@ -44,6 +44,7 @@ def link_shared(dataset: Dataset, root: Path, to: Path, skip: set[int]) -> set[i
         if not linked:
             for inside in sorted(folders_of(dataset.manifest.files)):
                 (to / inside).mkdir(exist_ok=True)
+                (to / inside).chmod(0o755)  # whatever the umask; who may enter is for the root to say
         linked |= _link(folder, to, dataset.manifest.files, wanted)
     return linked
 

@@ -22,7 +22,7 @@ from pitools.stage.cache.lock import Holder
 from pitools.stage.cache.root import OBJECTS, locked, object_path, partial_path, prepare, require_safe, touch_lease
 from pitools.stage.cache.space import Limits
 from pitools.stage.choose import Store, survey_again
-from pitools.stage.engine.copy import Orders, readers_for
+from pitools.stage.engine.copy import Orders, is_durable, readers_for
 from pitools.stage.engine.fill import Moved, discard, fill, seal
 from pitools.stage.local import LocalSource
 from pitools.stage.plain import stores, structure
@@ -137,6 +137,6 @@ def _publish(
         )  # fmt: skip
         if not os.path.lexists(final) or not whole(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"
-            publish_new(new, final, root)
+            publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
     discard(root, store.key)
     return state
