@@ -1,4 +1,6 @@
-"""20,000 files of 50 KB, verified by us: memory to disk with sync, memory to memory; and our memory for 100,000 files.
+"""20,000 small files, verified by us: memory to disk with sync, memory to memory; and our memory for 100,000 files.
+
+Of 50 KB, 500 to a folder; memory to memory also of 4 kB and of 30 kB in a folder each, as zarr lays out chunks.
 
 perf/run stage_small [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
@@ -8,6 +10,7 @@ an ext4 without a journal, removing it at once would slow the next run's new fil
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from stage_peers import copiers, install
 from stage_race import Race, clear, let_inodes_rest
 from stage_sets import Set, arguments, make, record_in, say, settle, stage_argv, workspace
 
-TO_DISK, TO_MEMORY = 1.5, 1.2  # against every peer, so against the fastest
+TO_DISK, TO_MEMORY, IN_FOLDERS = 1.5, 1.2, 1.0  # against every peer, so against the fastest
 LIMIT = 150_000_000
 
 
@@ -62,6 +65,12 @@ def main() -> int:
         code = report(race(made, disk, f"{what}, memory to disk, with sync", sync=True, least=TO_DISK, **run))
         (here / "copies").mkdir()
         code |= report(race(made, here / "copies", f"{what}, memory to memory", sync=False, least=TO_MEMORY, **run))
+        shutil.rmtree(made.folder)
+        for size in (4_000, 30_000):
+            case = f"{count:,} files of {size // 1000} kB, a folder each, memory to memory"
+            made = make(here / f"sets-{size}", [size] * count, in_folder=1)
+            code |= report(race(made, here / "copies", case, sync=False, least=IN_FOLDERS, **run))
+            shutil.rmtree(made.folder)
         made = make(here / "many", [1000 + number % 3000 for number in range(many)])
         return code | report([memory(made, disk, rounds=3 if not args.quick else 1)])
 

@@ -125,7 +125,7 @@ class Race:
         if name == OURS:
             self.after_s.append(sync_file_system(self.home))
         if name != FIO:
-            landed = self.dest / "objects" / self.made.version if name == OURS else self.dest
+            landed = next((self.dest / "objects").iterdir()) if name == OURS else self.dest
             require_same(self.made, landed, content=name not in self._read)
             self._read.add(name)
         clear(self.dest)

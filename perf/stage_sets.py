@@ -28,7 +28,8 @@ from pitools.store.manifest import FileEntry, Manifest
 PIT_STAGE = Path(sys.executable).parent / "pit-stage"
 TIMEOUT_S = 900
 # Variables that change what a program does, of ours and of the peers, would measure this user's taste.
-ENV = {name: text for name, text in os.environ.items() if not name.startswith(("PIT_", "RCLONE_", "RSYNC_"))}
+# So would PYTHONDONTWRITEBYTECODE, with which every run of ours compiles itself.
+ENV = {name: text for name, text in os.environ.items() if not name.startswith(("PIT_", "RCLONE_", "RSYNC_", "PYTHON"))}
 MIB = 1 << 20
 PREFIX = "pit-bench-"
 
@@ -84,15 +85,15 @@ def workspace(parent: Path, *, needed: int) -> Iterator[Path]:
         shutil.rmtree(home)
 
 
-def make(root: Path, sizes: Sequence[int], *, seed: int = 1) -> Set:
-    """A version of files of these sizes, 500 to a folder, of bytes that no method can compress."""
+def make(root: Path, sizes: Sequence[int], *, seed: int = 1, in_folder: int = 500) -> Set:
+    """A version of files of these sizes, `in_folder` to a folder, of bytes that no method can compress."""
     import numpy as np
 
     random = np.random.Generator(np.random.SFC64(seed))
     folder, entries = root / "pick" / "new", []
     for number, size in enumerate(sizes):
-        name = f"images/c/{number // 500}/{number % 500}"
-        if number % 500 == 0:
+        name = f"images/c/{number // in_folder}/{number % in_folder}"
+        if number % in_folder == 0:
             (folder / name).parent.mkdir(parents=True)
         entries.append(_write(folder, name, random.bytes(size)))
     return _finish(folder, entries)

@@ -169,8 +169,15 @@ def main() -> None:
 
 
 def stage() -> None:
-    """Entry point of `pit-stage`."""
-    sys.exit(run(import_module("pitools.commands.stage").group, "pit-stage"))
+    """Entry point of `pit-stage`. Ends without taking the interpreter down, which is a fifth of a small run's time."""
+    code = run(import_module("pitools.commands.stage").group, "pit-stage")
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream:
+                stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python flushes once more, and says what is wrong
+    os._exit(code)
 
 
 def psbatch() -> None:

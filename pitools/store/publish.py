@@ -43,7 +43,7 @@ def publish(temporary: Path, final: Path, *, synced: bool = False) -> bool:
 
 def sync_names(top: Path, *, below: bool) -> None:
     """Make the names in a folder survive power loss, with `below` also in all folders below it. Raises OSError."""
-    for folder, _, _ in os.walk(top) if below else [(top, [], [])]:
+    for folder in (folder for folder, _, _ in os.walk(top)) if below else [top]:
         sync_dir(Path(folder))
 
 

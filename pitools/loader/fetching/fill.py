@@ -148,7 +148,7 @@ class Fill:
             finally:
                 os.close(descriptor)
             with self._lock:
-                self._journal.wrote(Written((index,), line(index, status).encode(), {}))
+                self._journal.wrote(Written((index,), line(index, status).encode(), {}, {}))
                 self._journal.flush()
                 self._here.add(index)
                 del self._coming[index]

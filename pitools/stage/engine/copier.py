@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pitools.core.errors import DataError
 from pitools.core.files import allocate, os_error
@@ -39,7 +40,7 @@ class Work(NamedTuple):
 
     allocate: give files their blocks before they are written, which is faster than finding them one by one. clone:
     ask the file system to share the source's blocks. direct: write large files past the page cache. durable: sync
-    each file.
+    each file. inspect: as in `Orders`.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class Work(NamedTuple):
     direct: bool
     durable: bool
     bytes_per_s: float
+    inspect: Callable[[int, memoryview], Any] | None = None
 
 
 class Copier:
@@ -68,9 +70,9 @@ class Copier:
     def __call__(self, task: Task) -> Written | Range:
         """Copy the task's files, or its range of one; what was written."""
         if task.length < 0:
-            found: dict[int, str] = {}
-            lines = "".join([self._copy(index, found) for index in task.files])
-            return Written(task.files, lines.encode(), found)
+            written = Written(task.files, b"", {}, {})
+            lines = "".join([self._copy(index, written) for index in task.files])
+            return written._replace(lines=lines.encode())
         return self._copy_range(task.files[0], task)
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ class Copier:
         self._folders.close()
         self._reader.close()
 
-    def _copy(self, index: int, digests_found: dict[int, str]) -> str:
+    def _copy(self, index: int, written: Written) -> str:
         entry = self._work.files[index]
         small = entry.bytes < SMALL
         where = f"{self._work.to}/{entry.path}"
@@ -86,6 +88,8 @@ class Copier:
         try:
             self._compare_size(entry, file.size)
             found = self._read(entry, file) if small else ""
+            if small and self._work.inspect:
+                written.inspected[index] = self._work.inspect(index, self._buffer[: entry.bytes])
             try:
                 descriptor = self._create(entry.path)
             except OSError as error:
@@ -108,7 +112,7 @@ class Copier:
             file.close()
         if entry.digest:
             return line(index, status)
-        digests_found[index] = found
+        written.digests[index] = found
         return line(index, status, found)
 
     def _read(self, entry: FileEntry, file: SourceFile) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -37,12 +37,16 @@ class Orders(NamedTuple):
     first: all files by their place in the manifest in the order wanted, in groups that no batch of small ones spans;
     None for the engine's own order.
     finished: called with each file's place once it is written and verified.
+    inspect: called in a worker with the place and the content of each small file; inspected: called here with what it
+    returned, by place.
     """
 
     readers: int
     bytes_per_s: float = 0
     first: Sequence[Sequence[int]] | None = None
     finished: Callable[[int], None] = lambda _: None
+    inspect: Callable[[int, memoryview], Any] | None = None
+    inspected: Callable[[dict[int, Any]], None] = lambda _: None
 
 
 def readers_for(dataset: Dataset) -> int:
@@ -104,7 +108,7 @@ def copy(
     ]  # fmt: skip
     on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing
     direct = on_disk and any(files[task.files[0]].bytes >= SMALL for task in plan) and _takes_direct(to)
-    work = Work(source, files, str(to), on_disk, clone, direct, durable, orders.bytes_per_s)
+    work = Work(source, files, str(to), on_disk, clone, direct, durable, orders.bytes_per_s, orders.inspect)
 
     def take(result: Written | Range) -> None:
         if isinstance(result, Range):
@@ -116,6 +120,7 @@ def copy(
             result = _finish(work, result.file, ranges.pop(result.file))
         journal.wrote(result)
         found.update(result.digests)
+        orders.inspected(result.inspected)
         for index in result.files:
             orders.finished(index)
         return journal.flush()
@@ -152,7 +157,7 @@ def _finish(work: Work, index: int, ranges: dict[int, bytes]) -> Written:
     except OSError as error:
         raise os_error(error, where) from error
     new = "" if entry.digest else found
-    return Written((index,), line(index, status, new).encode(), {index: new} if new else {})
+    return Written((index,), line(index, status, new).encode(), {index: new} if new else {}, {})
 
 
 def write_manifest(to: Path, data: bytes) -> None:

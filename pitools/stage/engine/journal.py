@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pitools.core.files import os_error
 from pitools.stage.engine.pieces import range_count
@@ -27,12 +27,13 @@ class Written(NamedTuple):
     """Files that were written and verified, by their place in the manifest.
 
     lines: what the journal says of them, made by who wrote them, so that the parent of all has little to do.
-    digests: what was found, for files of which the manifest has none.
+    digests: what was found, for files of which the manifest has none. inspected: what `Orders.inspect` said of files.
     """
 
     files: tuple[int, ...]
     lines: bytes
     digests: dict[int, str]
+    inspected: dict[int, Any]
 
 
 def line(file: int, found: os.stat_result, digest: str = "") -> str:

@@ -70,11 +70,15 @@ def stage_store(
         prepare(root)
         with locked(root, store.key, timeout_s=timeout_s, waiting=waiting) as tell:
             if not (dataset := stands()):
-                orders = Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished)
+                inspector = _inspector(store)
+                orders = Orders(
+                    readers=readers, bytes_per_s=bytes_per_s, finished=finished, inspect=inspector,
+                    inspected=inspector.judged.update if inspector else lambda _: None,
+                )  # fmt: skip
                 moved_by = telling(tell, store.manifest.total_bytes, advance)
                 try:
                     moved = fill(unnamed, root, orders, limits or Limits(), advance=moved_by)
-                    _judge(store, partial_path(root, store.key), readers, note)
+                    _judge(store, partial_path(root, store.key), readers, note, inspector)
                     dataset = _named(unnamed, moved)
                     state = _publish(store, dataset, root, timeout_s, whole)
                 except (DataError, NoSpace):
@@ -103,11 +107,19 @@ def version_of(store: Store, root: Path) -> str:
     return next((name for name in names if records.read(root, name).signature == store.key), "")
 
 
-def _judge(store: Store, folder: Path, readers: int, note: Callable[[str], None]) -> None:
+def _inspector(store: Store) -> structure.Inspector | None:
+    """What judges files as they are copied; an object store's metadata cannot be read before the copy's fork."""
+    local = isinstance(store.source, LocalSource)
+    return structure.Inspector(store.source, store.manifest) if local else None
+
+
+def _judge(
+    store: Store, folder: Path, readers: int, note: Callable[[str], None], inspector: structure.Inspector | None
+) -> None:  # fmt: skip
     """Refuse a copy that is damaged, or that was made while somebody wrote. Raises DataError."""
     if survey_again(store).signature != store.survey.signature:
         raise stores.changed(store.source.label)
-    report = structure.findings(LocalSource(folder=folder), store.manifest, readers=readers)
+    report = structure.findings(LocalSource(folder=folder), store.manifest, readers=readers, before=inspector)
     for text in structure.told(report.notes):
         note(text)
     if report.flawed:

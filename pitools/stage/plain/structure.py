@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -68,26 +69,62 @@ class Part(NamedTuple):
     coordinate: Coordinate
 
 
-def findings(source: Source, manifest: Manifest, *, readers: int, advance: Advance = lambda _: None) -> Report:
-    """Judge every chunk file of a store, in worker processes. source: of the copy, or of any other place.
+class Inspector:
+    """What the files of a store should hold, by its metadata, to judge them while they are copied.
 
-    Forks. Raises DataError when its metadata cannot be read, ToolMissing, and what the source raises.
+    judged: what was found of files so far, by their place in the manifest; None where there is nothing to say.
     """
-    arrays = _read(source, manifest)
-    counts: Counter[tuple[str, Kind]] = Counter()
-    parts = _parts(manifest, arrays, counts)
-    flawed: list[Flawed] = []
 
-    def take(judged: list[tuple[int, Judgement]]) -> None:
-        for place, found in judged:
+    def __init__(self, source: Source, manifest: Manifest) -> None:
+        """Raises DataError when the metadata cannot be read, and what the source raises."""
+        self.arrays = _read(source, manifest)
+        self.counts: Counter[tuple[str, Kind]] = Counter()
+        self.parts = _parts(manifest, self.arrays, self.counts)
+        self.judged: dict[int, Judgement | None] = {}
+        self._scratch = threading.local()
+
+    def __call__(self, place: int, content: memoryview) -> Judgement | None:
+        """Judge the content of the file at this place. Raises ToolMissing."""
+        if not (part := self.parts.get(place)):
+            return None
+
+        def read_into(view: memoryview, offset: int) -> int:
+            block = content[offset : offset + len(view)]
+            view[: len(block)] = block
+            return len(block)
+
+        if not hasattr(self._scratch, "view"):
+            self._scratch.view = memoryview(mmap.mmap(-1, shard.BUFFER))
+        found = shard.judge(read_into, len(content), part.array, part.coordinate, self._scratch.view)
+        return None if found == Judgement([]) else found
+
+
+def findings(
+    source: Source, manifest: Manifest, *, readers: int, advance: Advance = lambda _: None,
+    before: Inspector | None = None,
+) -> Report:  # fmt: skip
+    """Judge every chunk file of a store, in worker processes. source: of the copy, or of any other place. before: what
+    judged some of the files while they were copied.
+
+    Forks. Raises DataError when its metadata cannot be read, or are not those of `before`, ToolMissing, and what the
+    source raises.
+    """
+    inspector = Inspector(source, manifest)
+    if before and before.arrays != inspector.arrays:
+        raise changed(source.label)
+    parts, counts = inspector.parts, inspector.counts
+    judged = dict(before.judged) if before else {}
+    entries = manifest.files
+    todo = tasks(entries, [place for place in parts if place not in judged], {}, ranged=False, in_order=False)
+    pool.run(todo, partial(_Judge, source, parts), judged.update, readers=readers, advance=advance)
+    flawed: list[Flawed] = []
+    for place, found in judged.items():
+        if found:
             entry, array, _ = parts[place]
             flawed.extend(Flawed(entry.path, flaw) for flaw in found.flaws)
             counts[array.name, "absent-inner"] += found.absent
             counts[array.name, "unused"] += found.unused
-
-    entries = [part.entry for part in parts]
-    todo = tasks(entries, range(len(entries)), {}, ranged=False, in_order=False)
-    pool.run(todo, partial(_Judge, source, parts), take, readers=readers, advance=advance)
+    arrays = inspector.arrays
     totals = {array.name: _total(manifest, array) for array in arrays.values()}
     notes = [
         Note(array=name, kind=kind, count=count, text=f"{count} {_TEXTS[kind]}".format(total=totals.get(name, 0)))
@@ -123,16 +160,16 @@ def _read(source: Source, manifest: Manifest) -> dict[str, Array]:
     return arrays
 
 
-def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tuple[str, Kind]]) -> list[Part]:
-    """The files to judge; what is not to be judged, and what is missing, is counted."""
+def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tuple[str, Kind]]) -> dict[int, Part]:
+    """The files to judge, by their place in the manifest; what is not to be judged, and what is missing, is counted."""
     find: dict[str, Callable[[str], Coordinate | None]] = {path: keys.finder(arrays[path]) for path in arrays}
     worth = {path: shard.proof(array.codecs) for path, array in arrays.items()}
     for array in arrays.values():
         counts[array.name, "absent"] = _total(manifest, array)
-    parts = []
+    parts = {}
     apart = ""
     owners = keys.owners(arrays, (entry.path for entry in manifest.files))
-    for entry, (path, owner) in zip(manifest.files, owners, strict=True):
+    for place, (entry, (path, owner)) in enumerate(zip(manifest.files, owners, strict=True)):
         if path.rpartition("/")[2] in METADATA:
             continue
         if owner is None:
@@ -147,7 +184,7 @@ def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tupl
         if worth[owner.path] != "checksum":
             counts[owner.name, "no-checksum" if worth[owner.path] == "structure" else "unchecked"] += 1
         if worth[owner.path] != "nothing":
-            parts.append(Part(entry, owner, coordinate))
+            parts[place] = Part(entry, owner, coordinate)
     return parts
 
 
@@ -160,14 +197,14 @@ def _total(manifest: Manifest, array: Array) -> int:
 class _Judge:
     """One thread's share: its reader and its buffer."""
 
-    def __init__(self, source: Source, parts: list[Part], seat: Seat) -> None:
+    def __init__(self, source: Source, parts: dict[int, Part], seat: Seat) -> None:
         self._parts, self._seat, self._reader = parts, seat, source.connect()
         self._buffer = memoryview(mmap.mmap(-1, max(shard.BUFFER, source.block)))
 
-    def __call__(self, task: Task) -> list[tuple[int, Judgement]]:
+    def __call__(self, task: Task) -> dict[int, Judgement]:
         """The task's files of which there is something to say."""
         judged = ((place, self._judge(self._parts[place])) for place in task.files)
-        return [(place, found) for place, found in judged if found != Judgement([])]
+        return {place: found for place, found in judged if found != Judgement([])}
 
     def close(self) -> None:
         """Close the reader."""

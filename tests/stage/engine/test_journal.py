@@ -36,7 +36,7 @@ def write(tmp_path: Path, files: tuple[FileEntry, ...], *, durable: bool = True)
     kept = Journal(path, VERSION, durable=durable, keep=False)
     for index in range(3):
         found = (tmp_path / "new" / files[index].path).stat()
-        kept.wrote(Written((index,), line(index, found, "xxh3_128:0" if index == 0 else "").encode(), {}))
+        kept.wrote(Written((index,), line(index, found, "xxh3_128:0" if index == 0 else "").encode(), {}, {}))
     kept.wrote_range(3, 0, b"\1" * 16)
     kept.wrote_range(3, 2, b"\2" * 16)
     kept.close()
