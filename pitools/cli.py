@@ -172,9 +172,8 @@ def stage() -> None:
     """Entry point of `pit-stage`. Ends without taking the interpreter down, which is a fifth of a small run's time."""
     code = run(import_module("pitools.commands.stage").group, "pit-stage")
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if stream:
-                stream.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except (OSError, ValueError):
         sys.exit(code)  # Python flushes once more, and says what is wrong
     os._exit(code)
