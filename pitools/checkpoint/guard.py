@@ -103,7 +103,7 @@ class Guard:
         if self._saves:
             with together(self._barrier, f"{name}/saved"):
                 self.wait()
-        look = restoring.Look(self._barrier, self.folder, self._local, name)
+        look = restoring.Look(self._barrier, self.folder, self._local, name, self._writer)
         with look.newest() as found:
             if found is None:
                 return None

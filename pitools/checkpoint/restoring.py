@@ -27,11 +27,14 @@ _MOST_TOLD = 100  # problems, of each rank
 class Look:
     """One restore's. Every rank reads a share of the bytes; rank 0 chooses, and tells the others.
 
-    local: a folder of copies on this node, which are nearer. name: of this look, never used twice.
+    local: a folder of copies on this node, which are nearer. name: of this look, never used twice. writer: as
+    `verify.shared_out` takes it.
     """
 
-    def __init__(self, barrier: Barrier, folder: Path, local: Path | None, name: str) -> None:
-        self._barrier, self._folder, self._local, self._name = barrier, folder, local, name
+    def __init__(
+        self, barrier: Barrier, folder: Path, local: Path | None, name: str, writer: verify.Writer | None = None
+    ) -> None:
+        self._barrier, self._folder, self._local, self._name, self._writer = barrier, folder, local, name, writer
         self._count = 0
         # Rank 0's: what is there and cannot be read, newest first, and what hindered it.
         self._away: dict[Path, ClusterError] = {}
@@ -82,7 +85,8 @@ class Look:
         rank, word, tries = self._barrier.rank, "again", -1
         while word == "again":
             tries += 1
-            found = self._told(f"checking {path.name}", verify.check(path, share=(rank, self._barrier.world_size)))
+            mine = verify.check(path, share=(rank, self._barrier.world_size), writer=self._writer)
+            found = self._told(f"checking {path.name}", mine)
             doubts = {problem.path for problems in found for problem in problems}
             told = self._barrier.tell(self._key("the doubts"), _encoded(sorted(doubts)) if doubts else "")
             if not told:

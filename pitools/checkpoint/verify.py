@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pitools.checkpoint import layout, owner
@@ -17,18 +17,24 @@ from pitools.core.progress import Advance
 
 # No plain file stands there, and none will in a moment: a link, a socket, a device, what is not a file at all.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
+# Of the mean share, and bytes: so much more one rank may have to read, that none reads what another node will load.
+_UNEVEN, _SMALL = 1.25, 16 << 20
 # More stray files than this are not told one by one.
 _MOST_EXTRAS = 1000
 
 
+# (path below the checkpoint, ranks) → rank
+Writer = Callable[[str, int], int]
+
+
 def check(
     step_dir: Path, *, share: tuple[int, int] = (0, 1), only: Collection[str] | None = None, threads: int = 0,
-    advance: Advance = lambda _: None,
+    advance: Advance = lambda _: None, writer: Writer | None = None,
 ) -> list[Problem]:  # fmt: skip
     """Everything wrong with a checkpoint, by path; [] when it is just what was saved.
 
     share: (rank, world size) of who looks: each reads some of the files, all look at the manifest.
-    only: of these files are the bytes read.
+    only: of these files are the bytes read. writer: see `shared_out`.
     """
     rank, world_size = share
     try:
@@ -46,17 +52,28 @@ def check(
     found = [*_identity(step_dir, manifest)]
     if rank == 0:
         found += _extras(step_dir, manifest)
-    mine = shared_out(manifest.files, world_size)[rank]
+    mine = shared_out(manifest.files, world_size, writer)[rank]
     wanted = mine if only is None else [entry for entry in mine if entry.path in only]
     found += _contents(step_dir, wanted, threads, advance)
     return sorted(found, key=lambda problem: problem.path)
 
 
-def shared_out(files: tuple[FileEntry, ...], world_size: int) -> list[list[FileEntry]]:
-    """The files of each of `world_size` ranks, about equal in bytes; the same at every rank."""
+def shared_out(files: tuple[FileEntry, ...], world_size: int, writer: Writer | None = None) -> list[list[FileEntry]]:
+    """The files of each of `world_size` ranks, about equal in bytes; the same at every rank.
+
+    writer: (path, ranks) → the rank that wrote it, and is likely to load it: its node then fetches it once. Where ranks
+    wrote very unequal parts it does not count.
+    """
     if world_size == 1:
         return [list(files)]
     shares: list[list[FileEntry]] = [[] for _ in range(world_size)]
+    if writer:
+        for entry in files:
+            shares[writer(entry.path, world_size)].append(entry)
+        sizes = [sum(entry.bytes for entry in share) for share in shares]
+        if max(sizes) <= _UNEVEN * sum(sizes) / world_size + _SMALL:
+            return shares
+        shares = [[] for _ in range(world_size)]
     # Back and forth over the ranks from the largest down: near to even without looking for the least loaded.
     for number, entry in enumerate(sorted(files, key=lambda entry: (-entry.bytes, entry.path))):
         turn, place = divmod(number, world_size)

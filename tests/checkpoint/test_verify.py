@@ -5,15 +5,19 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.checkpoint import checking, find, layout, verify
-from pitools.checkpoint.manifest import FILE_NAME, load
+from pitools.checkpoint.guard import Guard
+from pitools.checkpoint.manifest import FILE_NAME, FileEntry, load
 from tests.checkpoint.conftest import Save
+from tests.checkpoint.test_guard import Files, on_ranks, saved, state
 
 PATHS = ["payload/_METADATA", "payload/d/0a", "payload/ocdbt.process_0/d/1b", "payload/empty", FILE_NAME]
 
@@ -179,3 +183,41 @@ def test_little_work_has_no_bar(folder: Path, save: Save, monkeypatch: pytest.Mo
     monkeypatch.setattr(checking, "_WORTH_A_BAR", 1)
     list(checking.check(folder, [3]))
     assert "step_3" in shown.getvalue()
+
+
+def entries(*sizes: int) -> tuple[FileEntry, ...]:
+    return tuple(FileEntry(path=f"payload/{n}.w", bytes=size, digest="") for n, size in enumerate(sizes))
+
+
+def test_each_rank_reads_what_it_wrote() -> None:
+    """Its node loads that, and fetches it once; where one rank wrote much more, the work is shared evenly."""
+    writer = lambda path, ranks: int(Path(path).name.split(".")[0]) % ranks  # noqa: E731
+    even, uneven = entries(100 << 20, 90 << 20, 110 << 20, 95 << 20), entries(1 << 30, 10, 10, 1 << 30)
+    for files in (even, uneven):
+        for shares in (verify.shared_out(files, 3, writer), verify.shared_out(files, 4, writer)):
+            assert sorted(entry.path for share in shares for entry in share) == [entry.path for entry in files]
+    assert verify.shared_out(even, 4, writer) == [[entry] for entry in even]
+    assert verify.shared_out(uneven, 4, writer) == verify.shared_out(uneven, 4)
+    assert verify.shared_out((), 4, writer) == [[]] * 4
+
+
+def test_a_restore_shares_by_writer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three ranks digests the files that it saved."""
+    saved(folder, 1, world_size=3)
+    read: dict[int, set[str]] = {}
+    ranks: dict[int, int] = {}
+    real = verify.digests
+
+    def noted(root: Path, sizes: dict[str, int], **more: Any) -> Any:
+        read[ranks[threading.get_ident()]] = {path for path in sizes if path[-2:] in (".w", "um")}
+        return real(root, sizes, **more)
+
+    monkeypatch.setattr(verify, "digests", noted)
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        ranks[threading.get_ident()] = rank
+        with Guard(folder, Files(rank), **options) as guard:
+            return guard.restore(state(0)).step  # type: ignore[union-attr]
+
+    assert on_ranks(3, work) == [1, 1, 1]
+    assert read == {rank: {f"payload/{rank}.w", f"payload/{rank}.momentum"} for rank in range(3)}
