@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, DataError
 from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, leave, nodes, once, seen
 from pitools.launch import plan as planning
@@ -116,14 +116,19 @@ def _known(site: Site, job: Job, word: str | None) -> Seen:
 
 def _of_folder(site: Site, name: str) -> Seen:
     at = run_dir(site, name)
-    ref = folder.read(at / "job.json", folder.JobRef)
+    try:
+        ref = folder.read(at / "job.json", folder.JobRef)
+    except DataError:  # a damaged record of one ticket must not keep the others from being known
+        return seen.unnamed(_leave(at), _exit_code(at))
     return seen.forgotten(ref.job_id if ref else "", _leave(at), _exit_code(at))
 
 
 def _exit_code(run_dir: Path) -> int | None:
     made = folder.attempts(run_dir)
-    ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
-    return ended.exit_code if ended else None
+    with contextlib.suppress(DataError):
+        ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
+        return ended.exit_code if ended else None
+    return None
 
 
 def _leave(run_dir: Path) -> str:

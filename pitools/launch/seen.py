@@ -62,6 +62,12 @@ def forgotten(job_id: str, word: str, exit_code: int | None) -> Seen:
     return Seen(state, job_id, word, exit_code)
 
 
+def unnamed(word: str, exit_code: int | None) -> Seen:
+    """A ticket that slurmctld does not list and that was queued, under an id that cannot be read."""
+    seen = forgotten("", word, exit_code)
+    return seen._replace(state=UNKNOWN) if seen.state == ABSENT else seen
+
+
 def remembered(slurm: Client, told: Mapping[str, Seen]) -> dict[str, Seen]:
     """What slurmctld has forgotten (name → seen), with the ends that its accounting remembers: at most one sacct."""
     open_ids = {seen.job_id: name for name, seen in told.items() if not seen.is_over and seen.job_id}

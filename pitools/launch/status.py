@@ -96,19 +96,20 @@ def _of_folder(site: Site, seen: RunSnapshot) -> str:
 
 def _record(seen: RunSnapshot, states: Mapping[str, str], waits: Mapping[str, polling.Told]) -> folder.Run:
     state = states.get(seen.job.job_id, UNKNOWN) if seen.job else UNKNOWN
+    told = waits.get(seen.job.job_id) if seen.job else None
     if seen.verdict:
         state = _STATES.get(seen.verdict.kind, "FAILED")
     elif state == UNKNOWN and seen.ended and not seen.goes_on:
         # Where there is no accounting, Slurm forgets a job minutes after its end; its folder does not.
         state = "FAILED"
-    elif state in (UNKNOWN, "PENDING"):
+    elif state in (UNKNOWN, "PENDING") and not (told and is_held(told.reason)):
         state = _fresher(seen, state)
     said = seen.verdict or seen.cause
     code = seen.verdict.exit_code if seen.verdict else None
     if code is None and seen.ended and is_finished(state):
         code = seen.ended.exit_code
     asked = seen.cancel is not None and seen.verdict is None
-    told = waits.get(seen.job.job_id) if seen.job and state == "PENDING" else None
+    told = told if state == "PENDING" else None
     return folder.Run(
         run_id=seen.run_dir.name,
         name=seen.plan.name,

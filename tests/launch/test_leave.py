@@ -7,10 +7,12 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pitools.launch import leave, near
+from pitools.run import folder
 from pitools.site.model import Paths, Site
 
 
@@ -131,3 +133,18 @@ def test_who_has_leave_is_let_go_again(tmp_path: Path) -> None:
     (tmp_path / "b.1").mkdir()
     leave.take(tmp_path / "b.1", leave.word("7"))
     assert [near.grant(site, name, "8") for name in ("a.1", "b.1")] == [False, True]
+
+
+def test_one_damaged_ticket_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a record, as a full disk leaves it: that one was queued, and what became of it is not known."""
+    site = Site(name="x", paths=Paths(runs=str(tmp_path)))
+    slurm = SimpleNamespace(user=lambda: "me", jobs=lambda **_: [], accounting=lambda *_, **__: [])
+    monkeypatch.setattr(near, "client", lambda _: slurm)
+    for name in ("a.1", "b.1"):
+        folder.write(tmp_path / name / "job.json", folder.JobRef(job_id="7", site="x", submitted=""))
+        ended = folder.Attempt(job_id="7", exit_code=0, ended="")
+        folder.write(tmp_path / name / "attempts" / "0" / "exit.json", ended)
+    for part in ("job.json", "attempts/0/exit.json"):
+        (tmp_path / "a.1" / part).write_bytes(b"{")
+    seen = near.state(site, ["a.1", "b.1", "c.1"])
+    assert [seen[name].state for name in ("a.1", "b.1", "c.1")] == ["UNKNOWN", "COMPLETED", "ABSENT"]

@@ -32,6 +32,7 @@ def test_what_slurm_forgot_is_told_by_its_run(code: int | None, state: str) -> N
     """Its own word counts, unless it was ended by a signal: then nobody here knows why."""
     assert seen.forgotten("7", "run.7", code).state == state
     assert seen.forgotten("", "", None).state == ABSENT
+    assert seen.unnamed("", code).state == state
 
 
 def test_who_has_completed_has_completed() -> None:

@@ -197,7 +197,13 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     slurm.waits = replace(slurm.waits, reason="Resources", start="2026-01-02T00:00:00Z")
     run = status.show(run_dir, load("alpha"))
     assert (run.pending_reason, run.expected_start) == ("Resources", "2026-01-02T00:00:00Z")
+    start = Start(
+        attempt="1", job=1, job_id="6", cluster="", restart=0, node_list="n1", nodes=1, started=clock.now()
+    )  # fmt: skip
+    folder.write(run_dir / "attempts" / "1" / "start.json", start)
+    assert status.show(run_dir, load("alpha")).state == "RUNNING"
     slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")
+    assert status.show(run_dir, load("alpha")).state == "PENDING"  # however lately it ran
     monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
     with pytest.raises(ClusterError) as caught:
         status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None)

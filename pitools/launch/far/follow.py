@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -36,11 +37,12 @@ _LEAVE = (
 
 
 class _Folder(msgspec.Struct, frozen=True):
-    """What a ticket's folder says."""
+    """What a ticket's folder says. is_damaged: whether the record of its job cannot be read."""
 
     leave: str = ""
     job_id: str = ""
     exit_code: int | None = None
+    is_damaged: bool = False
 
 
 def state(site: Site, names: Sequence[str]) -> dict[str, Seen]:
@@ -63,21 +65,25 @@ def _known(job: Job, at: _Folder) -> Seen:
 
 
 def _forgotten(at: _Folder) -> Seen:
+    if at.is_damaged:
+        return seen.unnamed(at.leave, at.exit_code)
     return seen.forgotten(at.job_id, at.leave, at.exit_code)
 
 
 def _folders(site: Site, names: Sequence[str]) -> dict[str, _Folder]:
     found = {}
     for name, word, job, ended in _lines(site, _LOOK, names, 4):
-        try:
-            ref = msgspec.json.decode(job, type=folder.JobRef) if job else None
-            attempt = msgspec.json.decode(ended, type=folder.Attempt) if ended else None
-        except msgspec.DecodeError as error:
-            raise ClusterError(
-                f"no record of ours: {error}", where=f"{site.name}:{there.run_dir(site, name)}"
-            ) from error
-        found[name] = _Folder(word, ref.job_id if ref else "", attempt.exit_code if attempt else None)
+        ref, attempt = _record(job, folder.JobRef), _record(ended, folder.Attempt)
+        code = attempt.exit_code if attempt else None
+        found[name] = _Folder(word, ref.job_id if ref else "", code, is_damaged=bool(job) and ref is None)
     return found
+
+
+def _record(text: str, kind: type[folder.T]) -> folder.T | None:
+    """The record in a line; None for none, or half of one: it must not keep other tickets from being known."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=kind) if text else None
+    return None
 
 
 def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -143,9 +144,9 @@ def _outcome(run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "verdict", f"{verdict.state}: {verdict.kind}"
     if made:
         yield "attempts", str(len(made))
-        ended = folder.read(made[-1] / "exit.json", folder.Attempt)
-        if ended:
-            yield "exit code", str(ended.exit_code)
+        with contextlib.suppress(DataError):  # half a record of its end says nothing
+            if ended := folder.read(made[-1] / "exit.json", folder.Attempt):
+                yield "exit code", str(ended.exit_code)
     for one in reversed(made):
         log = one / "steps" / "0.jsonl"
         if log.is_file() and (lines := steps.read(log)):
