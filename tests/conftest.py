@@ -17,6 +17,8 @@ sys.path.insert(0, str(REPO / "scripts"))  # the parts of devcluster are no pack
 from devcluster_parts import sites  # noqa: E402
 from devcluster_parts.layout import DEFAULT_ROOT, Layout, Settings  # noqa: E402
 
+from pitools.core import trust  # noqa: E402
+
 CLUSTERS = Path(os.environ.get("PIT_DEVCLUSTER") or DEFAULT_ROOT)
 
 
@@ -24,6 +26,7 @@ def _up(name: str) -> bool:
     conf = CLUSTERS / name / "slurm.conf"
     if not conf.is_file():
         return False
+    trust.check(conf, "slurm.conf")  # sinfo loads the plugins that it names
     try:
         env = {**os.environ, "SLURM_CONF": str(conf)}
         return subprocess.run(["sinfo", "-h"], env=env, capture_output=True, timeout=20, check=False).returncode == 0

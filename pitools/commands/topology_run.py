@@ -49,6 +49,7 @@ def run(
     from pitools.core.errors import ClusterError, TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.units import seconds
+    from pitools.launch import once
     from pitools.site.connect import client
     from pitools.site.load import load
     from pitools.slurm.states import UNKNOWN
@@ -65,6 +66,7 @@ def run(
     args = submission.arguments(site, text, name=script.name, nodes=nodes, segment=segment)
     fabric = discover.of_site(site, slurm)
     check(fabric, wish)
+    once.require_cluster(site, slurm)
     job_id = slurm.submit(text, args=[*args, *acquire.HELD]).job_id
     click.echo(f"pit: job {job_id}: queued", err=True)
     got = acquire.acquire(slurm, job_id, fabric, wish, lambda said: click.echo(f"pit: {said}", err=True))

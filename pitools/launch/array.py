@@ -14,6 +14,7 @@ import submitit
 from pitools.core.errors import ClusterError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.core.progress import bar
+from pitools.launch import once
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
 from pitools.launch.request import Request
@@ -77,6 +78,7 @@ def run(
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
     """An executor whose array is a run like any other, to be looked at with `pit launch`."""
     run_dir = Path(plan.runs) / folder.new_id(plan.name)
+    once.require_cluster(site, slurm)
     try:
         return PitExecutor(plan, site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
     except OSError as error:

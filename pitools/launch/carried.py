@@ -11,10 +11,11 @@ from pitools.checkpoint import layout, manifest, owner, verify
 from pitools.core.errors import DataError
 from pitools.core.files import os_error, plain_file, sync_file_system, write_atomic
 from pitools.core.progress import bar
-from pitools.launch import far, own_checkpoints
+from pitools.launch import far, once, own_checkpoints
 from pitools.launch.far import there
 from pitools.launch.plan import Plan
 from pitools.site import files
+from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.site.tar import Entry
 from pitools.slurm.refusals import sentence
@@ -69,6 +70,7 @@ def send(
 
     Raises DataError where the checkpoint did not arrive as it was, with nothing left there; what `far.submit` raises.
     """
+    once.require_cluster(site, client(site))
     at = there.run_dir(site, name)
     own = own_checkpoints.entries(run_dir)
     also = [*(_entries(run_dir, step, name) if step is not None else ()), *own]

@@ -127,7 +127,7 @@ class _Sending:
         """Submit until there is a job. Raises as `send` does."""
         if begun := self.begun_before():
             return begun
-        self._require_cluster()
+        require_cluster(self.site, self.slurm)
         found, tried = None, 0
         while found is None:
             # Before there is an intent: what the one before was answered is no answer to it.
@@ -151,15 +151,6 @@ class _Sending:
                 time.sleep(max(0.0, min(pause, self.until - time.monotonic())))
                 tried += 1
         return self._note(found)
-
-    def _require_cluster(self) -> None:
-        """Raise ClusterError where another cluster answers in place of the site's: its nodes are not meant."""
-        said = self.site.slurm.cluster
-        answered = _cluster(self.site, self.slurm) if said else ""
-        if answered and answered.lower() != said.lower():
-            what = f'site "{self.site.name}": cluster "{answered}" answers (expected "{said}")'
-            hint = f"pit site check --live {self.site.name}; see slurm.conf, slurm.bin and slurm.cluster of its file"
-            raise ClusterError(what, where=str(self.run_dir), hint=hint)
 
     def begun_before(self) -> JobRef | None:
         """The job of somebody who got no further than sbatch; None where there is certain to be none."""
@@ -233,8 +224,21 @@ class _Sending:
         print(f"pit: {what}", file=sys.stderr, flush=True)
 
 
+def require_cluster(site: Site, slurm: Client) -> None:
+    """Raise ClusterError where another cluster answers in place of the site's: its nodes are not meant.
+
+    To be called before a job is submitted; asked once in a process.
+    """
+    said = site.slurm.cluster
+    answered = _cluster(site, slurm) if said else ""
+    if answered and answered.lower() != said.lower():
+        what = f'site "{site.name}": cluster "{answered}" answers (expected "{said}")'
+        hint = f"pit site check --live {site.name}; see slurm.conf, slurm.bin and slurm.cluster of its file"
+        raise ClusterError(what, where=f"site {site.name}", hint=hint)
+
+
 def _cluster(site: Site, slurm: Client) -> str:
-    """What the cluster of a site that does not say so calls itself; "" while nobody answers."""
+    """What the cluster that answers for a site calls itself; "" while nobody answers."""
     way = kept.key(site)
     if way not in _CLUSTERS:
         with contextlib.suppress(PitError):

@@ -152,13 +152,14 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
         script = stdin.read()
     given |= directives(script or "")
     added = defaults(site, given)
+    sbatch = f"{site.slurm.bin}/sbatch" if site.slurm.bin else "sbatch"
     if site.reach.kind == "ssh":
         if at + 1 < len(args):
             raise UsageError("a script's own arguments cannot travel over ssh", hint="put them into the script")
         if at < len(args) and not says(given, "job-name") and "SBATCH_JOB_NAME" not in os.environ:
             added.append(f"--job-name={Path(args[at]).name}")
-        return _far(site, ["sbatch", *added, *args[:at]], script or "")
-    sbatch = f"{site.slurm.bin}/sbatch" if reach.path(client(site).reach) else "sbatch"
+        return _far(site, [sbatch, *added, *args[:at]], script or "")
+    reach.path(client(site).reach)  # refuses a folder of commands that others can write to
     argv, env = [sbatch, *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
     return Call(argv, env, script if at >= len(args) else None, _shown(env, argv))
 

@@ -62,6 +62,16 @@ def test_a_site_that_is_away_does_not_end_the_check(pit: Pit, tmp_path: Path) ->
     assert ["site away" in done.stderr, "site gone" in done.stderr] == [True, True]
 
 
+def test_commands_that_no_controller_understands_are_told_apart(pit: Pit, tmp_path: Path) -> None:
+    """They look like a cluster that is away; the error says that another Slurm's commands may be asking."""
+    tool(tmp_path / "bin" / "scontrol", "echo 'slurm_load_ctl_conf error: Insane message length' >&2; exit 1")
+    (tmp_path / "two.toml").write_text(
+        f'name = "two"\n[slurm]\nbin = "{tmp_path}/bin"\n[partitions.a]\n[paths]\nnvme = "/x"\n'
+    )
+    done = pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path))
+    assert (done.returncode, "[slurm] bin" in done.stderr) == (75, True)
+
+
 @pytest.mark.slurm
 def test_commands_of_another_version_are_found(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
     """Its version differs from the controller's; and what answers is not the cluster that the file names."""
@@ -131,3 +141,17 @@ def test_a_job_uses_the_site_s_commands(clusters: Path, dev_sites: Path, pit: Pi
     done = pit("launch", "run", "r.toml", "--site", "alpha", "--wait", **env)
     assert done.returncode == 0, done.stderr
     assert {"sbatch", "scontrol", "srun"} <= set((tmp_path / "called").read_text().split())
+
+
+@pytest.mark.slurm
+def test_no_command_submits_to_another_cluster(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
+    """A run, and a script that is sent to chosen nodes: exit 4, and the other cluster gets no job."""
+    text = (dev_sites / "alpha.toml").read_text().replace('cluster = "alpha"', 'cluster = "gamma"')
+    (tmp_path / "alpha.toml").write_text(text)
+    (tmp_path / "r.toml").write_text('name = "r"\ncommand = "true"\ntime = "2m"\n')
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --time=1 --account=lab\ntrue\n")
+    env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
+    for words in (("launch", "run", "r.toml"), ("topology", "run", "job.sh", "--nodes", "1")):
+        done = pit(*words, "--site", "alpha", **env)
+        assert (done.returncode, '"gamma"' in done.stderr) == (4, True), done.stderr
+    assert list((tmp_path / "runs").glob("*")) == []

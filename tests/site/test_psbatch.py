@@ -94,6 +94,13 @@ def test_a_missing_script_or_slurm_is_told(tmp_path: Path) -> None:
         psbatch.prepare(load.load("local"), ["job.sh"], None)
 
 
+def test_the_site_s_own_sbatch_is_called(write_site: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """Where the site names the folder of Slurm's commands."""
+    (tmp_path / "bin").mkdir()
+    write_site("x", f'name = "x"\n[slurm]\nbin = "{tmp_path}/bin"\n')
+    assert psbatch.prepare(load.load("x"), ["--wrap=true"], None).argv[0] == f"{tmp_path}/bin/sbatch"
+
+
 def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], Path]) -> None:
     """The remote command is one quoted word, and the script's text is sent."""
     write_site("far", 'name = "far"\n[reach]\nkind = "ssh"\nhost = "login.far"\n[defaults]\ntime = "2h"\n')

@@ -10,7 +10,7 @@ import msgspec
 from pitools.core import hosts
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.record import Record
-from pitools.launch import far, submit
+from pitools.launch import far, once, submit
 from pitools.launch import plan as planning
 from pitools.launch.far import there
 from pitools.launch.plan import Plan
@@ -18,6 +18,7 @@ from pitools.launch.reproduce import facts, provenance
 from pitools.launch.reproduce.facts import Difference
 from pitools.run import folder
 from pitools.site import files
+from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.store import manifest
 
@@ -65,6 +66,7 @@ def start(plan: Plan, site: Site) -> str:
     """Start the run that was planned; its folder, as the site sees it. Raises what starting a run raises."""
     if is_far(plan, site):
         name = folder.new_id(plan.name)
+        once.require_cluster(site, client(site))
         far.submit(plan, site, name=name)
         return far.run_dir(site, name)
     return str(submit.run(plan, site))
