@@ -131,7 +131,8 @@ def _may_hold_pictures(dataset: h5py.Dataset) -> bool:
 def _kind_of_rows(dataset: h5py.Dataset) -> str:
     where, last = _inside(dataset), len(dataset) - 1
     _check_filters(dataset, where)
-    found = pictures.kind_of_rows([bytes(dataset[row]) for row in sorted({0, last // 2, last}) if last >= 0])
+    with reading(Path(dataset.file.filename), where):
+        found = pictures.kind_of_rows([bytes(dataset[row]) for row in sorted({0, last // 2, last}) if last >= 0])
     pictures.check_read(found, where)
     return found
 
@@ -144,7 +145,9 @@ def picture_column(dataset: h5py.Dataset, file: Hdf5) -> Column:
     _check_written(dataset, where)
     _check_filters(dataset, where)
     if len(dataset):  # a column without steps is refused for that
-        row, dtype = pictures.describe(bytes(dataset[0]), f"{where}: row 0")
+        with reading(file.path, f"{where}: row 0"):
+            first = bytes(dataset[0])
+        row, dtype = pictures.describe(first, f"{where}: row 0")
         check_row(row, dtype, where)
     found = msgspec.structs.replace(file, name=dataset.name, pictures=True)
     return Column(dataset=dataset.name, steps=len(dataset), row=row, dtype=dtype, place=found)

@@ -82,7 +82,8 @@ def _masks(file: h5py.File, names: Sequence[str], taken: set[str]) -> dict[str, 
     mask = hdf5.child(file, "mask", h5py.Group)
     splits = {}
     for key, dataset in hdf5.walk(mask) if mask is not None else ():
-        members = sorted(hdf5.texts(dataset), key=natural)
+        with hdf5.reading(Path(file.filename), f"{file.filename}: mask/{key}"):
+            members = sorted(hdf5.texts(dataset), key=natural)
         unknown = set(members).difference(names)
         if unknown:
             what = f"mask {key} names {min(unknown)}, and there is no such demo"

@@ -74,6 +74,24 @@ def test_a_first_row_of_nothing(robomimic) -> None:
     assert found.episodes[0].columns[EYE].row == (24, 32, 3)
 
 
+def test_a_damaged_chunk_of_pictures(robomimic) -> None:
+    """A chunk of pictures that is damaged where the scan looks refuses its demo, and names the array."""
+    path, row = robomimic(4, 4), encoded(np.zeros((24, 32, 3), np.uint8), "PNG")
+    for number in range(2):
+        put(path, f"data/demo_{number}/{EYE}", [row] * 4, "5")
+    with h5py.File(path, "r+") as file:
+        rows = file[f"data/demo_1/{EYE}"][:]
+        del file[f"data/demo_1/{EYE}"]
+        made = file["data/demo_1"].create_dataset(EYE, data=rows, chunks=(1, rows.shape[1]), compression="gzip")
+        offset = made.id.get_chunk_info(0).byte_offset
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    found = layouts.scan(path, "auto")
+    assert [episode.name for episode in found.episodes] == ["demo_0"]
+    assert found.refused[0].where == f"{path}: /data/demo_1/{EYE}"
+
+
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("form", ["7", "vlen", "bytes"])
 def test_formats_that_are_not_read(robomimic, aloha, kind, form) -> None:
