@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench import Case, compare, in_turn, report
+from dev_cluster import alpha
 
-from pitools.site import load
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
-CONF = Path(load.load("alpha").slurm.conf)
+CONF = Path(alpha().slurm.conf)
 NODES = 8
 BIN = Path(sys.executable).parent
 SPACE, OUTSIDE, INSIDE = f"pit{os.getpid()}", f"pv{os.getpid()}", f"pw{os.getpid()}"

@@ -17,11 +17,14 @@ _MOST_LINKS = 40  # as the kernel follows
 _OVERFLOW = 65534  # the uid that a container shows for every user of the host whom it does not know
 
 
-def check(path: Path, what: str, *, group_above: bool = False, also: str = "", otherwise: str = "") -> None:
+def check(
+    path: Path, what: str, *, group_above: bool = False, inside: bool = False, also: str = "", otherwise: str = ""
+) -> None:  # fmt: skip
     """Refuse a file or folder that anybody but this user and root could change or exchange.
 
     what: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group of
-    this user, and may belong to others of that group. also: a system account that is trusted as root is. otherwise:
+    this user, and may belong to others of that group. inside: what counts is not the folder, but what this user is
+    about to make in it: a sticky one will do. also: a system account that is trusted as root is. otherwise:
     what else to do about a folder above it that is a group's.
     Raises ConfigError, which names the first file, link or folder on the way that others can change.
     """
@@ -31,9 +34,9 @@ def check(path: Path, what: str, *, group_above: bool = False, also: str = "", o
     except OSError as error:
         hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
         raise ConfigError(f"{what}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
-    open_above = False
+    open_above, last = False, None if inside else steps[-1][0]
     for at, found in steps:
-        may_be_group_s = group_above and at != steps[-1][0] and stat.S_ISDIR(found.st_mode)
+        may_be_group_s = group_above and at != last and stat.S_ISDIR(found.st_mode)
         of_group = may_be_group_s and not open_above and found.st_gid in _groups()
         hint = f"; {otherwise}" if otherwise and not group_above and found.st_gid in _groups() else ""
         if found.st_uid not in users and not of_group:
@@ -42,7 +45,7 @@ def check(path: Path, what: str, *, group_above: bool = False, also: str = "", o
         if stat.S_ISLNK(found.st_mode):
             continue
         open_above = bool(found.st_mode & stat.S_IWOTH)
-        keeps_entries = at != steps[-1][0] and found.st_mode & stat.S_ISVTX
+        keeps_entries = at != last and found.st_mode & stat.S_ISVTX
         if not keeps_entries and (who := _writers(found, allow_group=may_be_group_s)):
             problem = f"can be written by {who} (expected you and root alone)"
             raise _refused(path, what, at, problem, f"chmod {'o-w' if open_above else 'g-w'} {at}{hint}")

@@ -217,6 +217,14 @@ def _without_plan(run_dir: Path) -> str:
     return "; ".join([*([anew] if (run_dir / "request.toml").is_file() else ()), left])
 
 
+def require_place(runs: Path, *, group: bool = False) -> None:
+    """Refuse a folder where others could exchange the runs that this user makes. Raises ConfigError.
+
+    group: the folders may be a group's, as `require_own` has it.
+    """
+    trust.check(runs, "folder of runs", group_above=group, inside=True, otherwise=_TRUST_GROUP)
+
+
 def require_own(run_dir: Path, *, group_above: bool = False) -> None:
     """Refuse a run that others made or could have changed: what it holds would be started as this user.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pitools.core import proc
 from pitools.core.errors import ConfigError, PitError, ToolMissing, nearest
 from pitools.core.record import Record
+from pitools.run import folder
 from pitools.site.connect import client
 from pitools.site.load import files, load
 from pitools.site.model import Site
@@ -77,6 +78,11 @@ def _paths(site: Site, live: bool) -> Iterator[Finding]:
             there = next(part for part in (path, *path.parents) if os.access(part, os.F_OK))
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
                 yield Finding(site=site.name, key="paths.runs", problem=f"{there} is no folder that you can write to")
+                continue
+            try:
+                folder.require_place(there, group=site.paths.runs_access == "group")
+            except ConfigError as error:
+                yield Finding(site=site.name, key="paths.runs", problem=str(error), hint=error.hint)
     if site.scheduler == "slurm" and not site.partitions:
         yield Finding(site=site.name, key="partitions", problem="none", hint=f"pit site probe {site.name}")
     if site.reach.kind == "local":

@@ -68,6 +68,14 @@ def test_a_folder_on_the_way_must_keep_its_entries(conf: Path, mode: int, ok: bo
     assert refused(conf, group_above=True) == str(conf.parent)  # a group that is none of ours
 
 
+def test_a_folder_to_make_something_in_may_be_sticky(conf: Path) -> None:
+    """As the temporary folder is; one that everybody can rename in is refused itself."""
+    trust.check(Path("/tmp"), "conf", inside=True)
+    assert refused(Path("/tmp")) == "/tmp"
+    conf.parent.chmod(0o777)
+    assert refused(conf.parent, inside=True) == str(conf.parent)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_group_is_trusted_with_folders_where_that_is_said(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another's folder of a group of ours, open to it: above, never the thing itself; nor out of a folder like /tmp."""

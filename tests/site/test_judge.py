@@ -39,6 +39,18 @@ def test_what_is_not_as_the_file_says_is_found(pit: Pit, tmp_path: Path) -> None
     assert {row["key"] for row in found} == {f"{tmp_path}/odd.toml:7", "paths.python", "slurm.cluster"}
 
 
+def test_a_folder_where_runs_could_be_exchanged_is_found(pit: Pit, tmp_path: Path) -> None:
+    """Before the first run is refused; a sticky one will do, and one that is still to be made is its parent's."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    text = f'name = "odd"\nscheduler = "none"\n[paths]\nnvme = "/x"\nruns = "{runs}/mine"\n'
+    (tmp_path / "odd.toml").write_text(text)
+    for mode, keys in ((0o777, ["paths.runs"]), (0o1777, []), (0o755, [])):
+        runs.chmod(mode)
+        found = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1 if keys else 0)
+        assert [row["key"] for row in found] == keys
+
+
 def test_a_site_file_of_others_is_found(pit: Pit, tmp_path: Path) -> None:
     """One that everybody can write to, or somebody else's, is a finding, and the next site is judged."""
     for name in ("open", "odd"):
