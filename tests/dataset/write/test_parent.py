@@ -176,3 +176,13 @@ def test_a_parent_without_folded_statistics(tmp_path, small) -> None:
     mine, theirs = (manifests.load(Path(version.path))[0] for version in (second, whole))
     assert mine.statistics == theirs.statistics
     assert content(second) == content(whole)
+
+
+def test_a_parent_without_names_of_axes(tmp_path, small) -> None:
+    """The shards of a version that was written before axes had names are taken as they are, too."""
+    one, two = record(tmp_path / "a.hdf5", [100, 90], 1), record(tmp_path / "b.hdf5", [80], 2)
+    with patch("pitools.dataset.write.grid.dimension_names", lambda *_, **__: ()):
+        first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
+    second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
+    assert (Path(second.path) / "action/c/0/0").samefile(Path(first.path) / "action/c/0/0")
+    assert content(second) == content(ingest([one, two], root=tmp_path / "whole", name="x", codec="raw"))
