@@ -24,6 +24,7 @@ from pitools.slurm.records import Accounting
 
 _READ = 64 << 10
 _LINES = 200
+_NO_OUTPUT = 53  # slurmstepd's code, told as a signal, for a job whose output it cannot open
 _SCRIPT = re.compile(r"^\S*slurm_script: line \d+: ")  # the batch script, as bash names it
 # Slurm's word for a job that never began an attempt → cause, in words.
 _BEFORE: dict[str, tuple[Kind, str]] = {
@@ -74,6 +75,9 @@ def judge(run_dir: Path, ref: folder.JobRef, told: Accounting | None, state: str
         kind, reason = _BEFORE[state]
         return Cause(attempt="", kind=kind, confidence="certain", reason=reason, state=state, exit_code=code)
     said = _said(run_dir, ref)
+    if said is None and told and told.signal == _NO_OUTPUT:
+        what = f"the node cannot write to {run_dir}: see paths.runs of the site, and whether it is mounted"
+        said = _Said("sacct", what, "user", "job-output")
     reason = "the job ended before its first attempt" + (f", with exit code {code}" if code else "")
     if said is None:
         return Cause(attempt="", kind="unknown", confidence="guess", reason=reason, state=state, exit_code=code)

@@ -103,6 +103,18 @@ def test_what_nothing_explains_is_tried_again(runs: Runs, cluster: Cluster, said
     assert (said.splitlines() or [""])[-1] in cause.reason
 
 
+def test_a_node_that_does_not_see_the_run(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm ends a job whose output it cannot open with 0:53 and no word: the folder is named, and the site's key."""
+    run_dir = runs.make()
+    cluster.states["100"] = "FAILED"
+    row = Accounting(job_id="100", raw_id="100", state="FAILED", signal=53, node_list="n3")
+    monkeypatch.setattr(cluster, "accounting", lambda ids, attempts: [row])
+    done = resume(run_dir, SITE)
+    assert (done.action, done.cause) == ("stop", "user")
+    assert str(run_dir) in done.reason
+    assert "paths.runs" in done.reason
+
+
 def test_storage_that_is_away_is_waited_for(runs: Runs, cluster: Cluster) -> None:
     """What will pass is tried again, later."""
     run_dir = fails(runs, cluster, "pit: no attempt: /runs/t-1/attempts: Stale file handle")
