@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.launch_show import show_runs
-from pitools.commands.options import format_option, pairs, request_argument, site_option
+from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument, site_option
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
     from pitools.run.folder import Run
     from pitools.site.model import Site
 
-DATA_HELP = "Fill in a dataset of the request: its folder, ROOT/NAME for the newest version, or ROOT/NAME@TAG."
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
 

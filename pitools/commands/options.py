@@ -13,6 +13,7 @@ from pitools.core.files import require_local
 from pitools.core.output import FORMATS, default_format
 
 F = TypeVar("F", bound=Callable[..., Any])
+DATA_HELP = "Fill in a dataset of the request: its folder, ROOT/NAME for the newest version, or ROOT/NAME@TAG."
 
 
 class LocalPath(click.Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import format_option, pairs, request_argument
+from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
@@ -12,7 +12,7 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @click.command()
 @request_argument
 @click.option("--site", "names", metavar="NAME", multiple=True, help="Only these; without, every site with a Slurm.")
-@click.option("--data", metavar="NAME=PATH", multiple=True, help="Fill in a dataset of the request.")
+@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--explain", is_flag=True, help="Show also what does not fit, and why each was not chosen.")
 @click.option("--best", is_flag=True, help="Print the plan of the best alone, for `pit launch run -`.")
 @click.option("--max-age", default="30s", show_default=True, metavar="TIME", help="Of what a site said before.")

@@ -112,7 +112,9 @@ def _what_is_there(path: Path) -> str:
         return "a path of this machine is wanted: mount it, or use an object store's URL"
     if not path.parent.is_dir():
         return "give <root>/<name>/<version>"
-    near = nearest(path.name, [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")])
+    near = nearest(
+        path.name.partition("@")[0], [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    )
     return near if near.startswith("did you mean") else "give <root>/<name>/<version>"
 
 

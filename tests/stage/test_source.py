@@ -40,9 +40,10 @@ def test_a_version_is_named_as_in_every_command(make_dataset):
     retire(new)
     assert source.find(home) == old
     assert source.find(new) == new
-    for wrong in (f"{home}@best", f"{home}/{'0' * 6}", f"{home.parent}/plick@good"):
-        with pytest.raises(UsageError):
+    for wrong, hint in ((f"{home}@best", "good"), (f"{home}/{'0' * 6}", "list"), (f"{home.parent}/plick@good", "pick")):
+        with pytest.raises(UsageError) as error:
             source.find(wrong)
+        assert hint in error.value.hint
 
 
 def test_a_staging_roots_objects_are_no_dataset(make_dataset):
