@@ -10,7 +10,7 @@ from pitools.core.errors import DataError
 from pitools.launch.recover import patterns, times, unbegun
 from pitools.launch.recover.reading import SHOWN, shown
 from pitools.run import folder
-from pitools.run.attempt import Cause, Evidence, Start
+from pitools.run.attempt import Cause, Decision, Evidence, Start
 
 _WIDTH = 160
 _LINES = 24
@@ -60,24 +60,23 @@ def of_run(run_dir: Path) -> Iterator[str]:
 
 
 def ended(run_dir: Path, told: set[str]) -> Iterator[str]:
-    """Yield a line for each attempt that has failed, and each job that ended before one, unless its name is in `told`.
+    """Yield a line for each attempt that another follows, and each job that began none, unless its name is in `told`.
 
     told: gets their names.
     """
     for number, early in unbegun.causes(run_dir):
-        yield from _once(f"job {number}", early, told)
+        if (name := f"job {number}") not in told:
+            told.add(name)
+            yield f"{name}: {headline(early, SHOWN)}"
     for path in folder.attempts(run_dir):
-        # Its cause stands once it is decided what follows.
-        if f"attempt {path.name}" not in told and (path / "decision.json").exists():
-            with contextlib.suppress(DataError, OSError):
-                yield from _once(f"attempt {path.name}", folder.read(path / "cause.json", Cause), told)
-
-
-def _once(name: str, cause: Cause | None, told: set[str]) -> Iterator[str]:
-    if cause and name not in told:
-        told.add(name)
-        if cause.kind != "finished":
-            yield f"{name}: {headline(cause, SHOWN)}"
+        if (name := f"attempt {path.name}") in told:
+            continue
+        with contextlib.suppress(DataError, OSError):
+            cause, decided = folder.read(path / "cause.json", Cause), folder.read(path / "decision.json", Decision)
+            if cause and decided:
+                told.add(name)
+                if decided.action not in ("done", "stop"):  # those the run's verdict says
+                    yield f"{name}: {headline(cause, SHOWN)}: {decided.action}"
 
 
 def headline(cause: Cause, width: int = _WIDTH) -> str:

@@ -12,7 +12,7 @@ from pitools.launch import status
 from pitools.launch.recover import settling, unbegun, why
 from pitools.launch.recover.resume import resume
 from pitools.run import folder
-from pitools.run.attempt import Cause, Decision, Kind
+from pitools.run.attempt import Cause, Decision
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
 
@@ -137,7 +137,7 @@ def test_a_damaged_record_hides_no_other(runs: Runs) -> None:
 def test_each_attempt_that_fails_is_said_while_one_waits(
     runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, when it is known what follows, and not what has finished."""
+    """Once, when it is known what follows; the last one is said by the run's verdict."""
     run_dir = runs.make()
     seen = replace(status.show(run_dir, SITE, ask=False), state="RUNNING")
     looks = iter([seen, *(replace(seen, attempts=made) for made in (1, 1, 2)), replace(seen, is_over=True)])
@@ -148,12 +148,14 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
         run = next(looks)
         if run.attempts > len(folder.attempts(run_dir)):
             made = runs.attempt(run_dir)
-            kind: Kind = "node" if run.attempts == 1 else "finished"
-            folder.write(made / "cause.json", Cause(attempt=made.name, kind=kind, confidence="certain", reason="r"))
-            folder.write(made / "decision.json", Decision(attempt=made.name, action="again", kind=kind, reason="r"))
+            decided = Decision(
+                attempt=made.name, action="again" if run.attempts == 1 else "stop", kind="node", reason="r"
+            )
+            folder.write(made / "cause.json", Cause(attempt=made.name, kind="node", confidence="certain", reason="r"))
+            folder.write(made / "decision.json", decided)
         return run
 
     monkeypatch.setattr(status.Watch, "look", look)
     said: list[str] = []
     assert status.wait(run_dir, SITE, lambda _: None, said.append).is_over
-    assert said == ["attempt 0: node (certain): r"]
+    assert said == ["attempt 0: node (certain): r: again"]
