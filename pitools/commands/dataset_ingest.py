@@ -28,7 +28,10 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     "--codec", type=click.Choice(("lz4", "raw", "zstd")),
     help="lz4 or raw to train from NVMe, zstd for the archive. [default: lz4, or the parent's]",
 )  # fmt: skip
-@click.option("--skip", multiple=True, metavar="GLOB", help="Array to leave out, such as 'obs/*_depth'; repeatable.")
+@click.option(
+    "--skip", multiple=True, metavar="GLOB",
+    help="Array to leave out, by its name in the version or in the recording, such as 'obs/*_depth'; repeatable.",
+)  # fmt: skip
 @click.option(
     "--schema", type=LocalPath(exists=True, dir_okay=False), metavar="FILE",
     help="TOML that says how arrays are renamed, dropped, cast, resized and derived.",

@@ -32,8 +32,17 @@ def of_array(found: Mapping[str, Any]) -> Attributes:
 def as_json(recording: Recording) -> Recording:
     """The recording with attributes that JSON can hold, and notes of those that had to be changed.
 
-    An episode whose name is not text is refused. Raises DataError for a file whose name is not.
+    An episode whose name is not text is refused. Raises DataError for a file whose name is not, and for attributes that
+    are nested deeper than can be followed.
     """
+    try:
+        return _as_json(recording)
+    except RecursionError as error:
+        what = "its attributes are nested too deep"
+        raise DataError(what, where=str(recording.path), hint="take them out of its metadata") from error
+
+
+def _as_json(recording: Recording) -> Recording:
     for path in (recording.path, *recording.files):
         _check_text(path.name, str(path))
     changed: dict[str, str] = {}

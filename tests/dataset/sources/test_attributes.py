@@ -61,6 +61,17 @@ def test_attributes_of_zarr_that_json_cannot_hold(tmp_path, store) -> None:
     }
 
 
+def test_attributes_nested_too_deep(tmp_path) -> None:
+    """Attributes that are nested deeper than can be followed refuse the recording, as any other fault."""
+    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
+    root.create_array("data/action", data=np.ones((4, 2), np.float32))
+    root.create_array("meta/episode_ends", data=np.array([2, 4]))
+    (tmp_path / "z/.zattrs").write_text('{"a": ' + "[" * 5000 + "]" * 5000 + "}")
+    with pytest.raises(DataError):
+        ingest([tmp_path / "z"], root=tmp_path / "root", name="x")
+    assert not (tmp_path / "root").exists()
+
+
 def test_a_file_name_that_is_not_text(robomimic, tmp_path) -> None:
     """A recording whose file's name is not UTF-8 is refused before anything is written."""
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.hdf5"))
@@ -129,13 +140,18 @@ def test_names_of_lerobot_features(lerobot, store) -> None:
     assert group["action"].attrs["names"] == {"motors": ["x", "y", "z"]}
 
 
-def test_xarray_opens_a_version(robomimic, store) -> None:
-    """Every array names its axes: `steps` is one for all, and xarray opens the groups, alone or as a tree."""
-    version, group = store(robomimic(3, 4))
+def test_axes_have_names(robomimic, store) -> None:
+    """Every array names its axes: `steps` is one for all that have it, the others are the array's own."""
+    _, group = store(robomimic(3, 4))
     assert group["action"].metadata.dimension_names == ("steps", "action:1")
     assert group["obs/eye_image"].metadata.dimension_names[0] == "steps"
     assert group["episode_offsets"].metadata.dimension_names == ("episode_offsets:0",)
+
+
+def test_xarray_opens_a_version(robomimic, store) -> None:
+    """Where xarray is installed it opens all groups of a version as one tree, and reads what we read."""
     xarray = pytest.importorskip("xarray")
+    version, _ = store(robomimic(3, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = xarray.open_datatree(version.path, engine="zarr", consolidated=False)
