@@ -21,9 +21,10 @@ _SIGNATURES = (
     ("JPEG 2000", 0, b"\0\0\0\x0cjP  \r\n\x87\n"), ("WebP", 8, b"WEBP"), ("AVIF or HEIF", 4, b"ftyp"),
     ("GIF", 0, b"GIF8"), ("TIFF", 0, b"II*\0"), ("TIFF", 0, b"MM\0*"),
 )  # fmt: skip
-# A JPEG XL without a container has no more than two bytes to know it by: a short row that begins so is measurements.
+# A JPEG XL without a container has no more than two bytes to know it by.
 _BARE_JPEG_XL = b"\xff\x0a"
-_SHORTEST_JPEG_XL = 64
+# No frame is a file of fewer bytes: a shorter row is measurements, or a colour, whatever it begins with.
+_SHORTEST = 64
 # Whatever colours a JPEG is stored in, it is RGB to who looks at it. A PNG is what it says.
 _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
     "RGB": ((3,), "uint8"), "RGBA": ((4,), "uint8"), "L": ((), "uint8"), "I;16": ((), "uint16"),
@@ -39,9 +40,10 @@ def kind(data: bytes) -> str:
 def kind_of_rows(rows: Sequence[bytes]) -> str:
     """The format of the picture files that rows are, judged by some of them; "" where they are numbers. A row of zeros,
     or one that is damaged, does not make the others numbers."""
+    rows = [row for row in rows if len(row) >= _SHORTEST and any(row)]
     if found := {kind(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
         return min(found)
-    bare = rows and all(row.startswith(_BARE_JPEG_XL) and len(row) >= _SHORTEST_JPEG_XL for row in rows)
+    bare = rows and all(row.startswith(_BARE_JPEG_XL) for row in rows)
     return "JPEG XL" if bare else ""
 
 

@@ -105,18 +105,28 @@ def test_formats_that_are_not_read(robomimic, aloha, kind, form) -> None:
         assert kind.split()[0] in item.why
 
 
+def test_jpeg_xl_after_a_row_of_nothing(robomimic) -> None:
+    """A row of zeros among JPEG XL ones does not make numbers of them."""
+    path = robomimic(3)
+    put(path, f"data/demo_0/{EYE}", [b"", JPEG_XL, JPEG_XL], "7")
+    (item,) = layouts.scan(path, "auto").refused
+    assert "JPEG XL" in item.why
+
+
 def test_bytes_that_are_numbers(robomimic, whole) -> None:
-    """Rows of measured bytes stay numbers, though some begin as a picture file of two known bytes does."""
+    """Rows of measured bytes stay numbers, though they begin as a picture file does."""
     path = robomimic(3)
     values = np.arange(3 * 40, dtype=np.uint8).reshape(3, 40)
     values[:, :2] = 0xFF, 0x0A
     values = np.concatenate([values, values], axis=1)
     with h5py.File(path, "r+") as file:
         file["data/demo_0/obs/touch"] = values[:, :40]
-        file["data/demo_0/obs/taxels"] = np.concatenate([values[:2], np.zeros((1, 80), np.uint8)])
+        file["data/demo_0/obs/light"] = np.full((3, 3), (0xFF, 0xD8, 0xFF), np.uint8)
+        file["data/demo_0/obs/taxels"] = np.concatenate([values[:2], np.ones((1, 80), np.uint8)])
     (episode,) = layouts.scan(path, "auto").episodes
     got = whole(episode)
     np.testing.assert_array_equal(got["obs/touch"], values[:, :40])
+    assert got["obs/light"].tolist() == [[0xFF, 0xD8, 0xFF]] * 3
     assert got["obs/taxels"].shape == (3, 80)
 
 
