@@ -4,9 +4,9 @@ perf/run place_live [--jobs 200] [--rounds 3] [--quick]        needs root and De
 
 Starts two clusters of its own, north and south, of 8 nodes each. Ours go through `pit place`: a `watch` that is killed
 (-9) every few seconds and started again, as it is where it ends with an error, which is told. The peer's are the same
-scripts, given to `sbatch -M north,south` one after the other; what sbatch says it did not take it is given again. Each
-job takes a whole node for 1 to 3 s, and appends its number when it begins and when it ends. The ratio is the peer's
-makespan over ours.
+scripts, given to `sbatch -M north,south` by as many at once as we are, one for each cluster; what sbatch says it did
+not take it is given again. Each job takes a whole node for 1 to 3 s, and appends its number when it begins and when it
+ends. The ratio is the peer's makespan over ours.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench import judge, report
@@ -86,6 +87,7 @@ printf '{"schema":"pit.attempt/1","job_id":"%s","exit_code":0,"ended":""}' "$SLU
 """
 DOWN_S = 5.0
 MOST_CALLS = 5.0  # of slurmctld, those of its own nodes included
+AT_ONCE = 2  # submitters: a tick has one for each site, which submits one job after the other
 TICKETS = 16  # of jobs of seconds: so many that no node waits for a tick, nor for one that was killed
 LONGEST_S = 300.0  # of a round
 
@@ -216,13 +218,16 @@ def peers(run: Run, clusters: Clusters) -> dict[str, float]:
         scripts[-1].write_text(planning.script(plan, site, run_dir=str(at), payload="true"))
     before, began = clusters.calls(), time.time()
     crash = _crash_in_the_middle(run, clusters)
-    again = 0
-    for script in scripts:
-        while subprocess.run(
-            ["sbatch", "-M", "north,south", str(script)], env=clusters.env(), capture_output=True, check=False
-        ).returncode:
+
+    def submit(script: Path) -> int:
+        argv, again = ["sbatch", "-M", "north,south", str(script)], 0
+        while subprocess.run(argv, env=clusters.env(), capture_output=True, check=False).returncode:
             again += 1
             time.sleep(1)
+        return again
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        again = sum(pool.map(submit, scripts))
     crash.join()
     while _left(clusters) and time.time() - began < LONGEST_S:
         time.sleep(1)

@@ -125,12 +125,14 @@ def start(
     basis = "Slurm's estimate" if raw_s >= group_s else "a limit of the account or QOS"
     least_s = max(raw_s, group_s)
     mine = [line for line in noted if line.pool == candidate.pool]
+    known = None
+    if past and least_s > AT_ONCE_S:
+        known = others.quantiles(past, candidate.partition, candidate.plan.nodes)
     if learnt := wait.calibrate(least_s, features(candidate, pool), mine, now_s):
-        low, middle, high = map(opens_s, learnt)
+        low, middle, high = map(opens_s, wait.joined(learnt, known) if known else learnt)
         return Start(q10_s=low, q50_s=middle, q90_s=high, raw_s=raw_s, basis=f"{basis}, calibrated")
     low = high = least_s
-    known = others.quantiles(past, candidate.partition, candidate.plan.nodes) if past else None
-    if known and least_s > AT_ONCE_S:
+    if known:
         low, high = min(low, known[0]), max(high, known[2])
         basis += ", and how long others waited"
     low, middle, high = map(opens_s, (low, least_s, high))

@@ -92,6 +92,10 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     said = estimate.start(one_of(made), 5000.0, seen, pool, None, noted)
     assert said.q50_s == pytest.approx(500, rel=0.05)
     assert said.basis.endswith("calibrated")
+    past = Waits(jobs=(Wait("gpu", 4, 0, 0.0, 5000.0),) * 10)
+    both = estimate.start(one_of(made), 5000.0, seen, pool, past, noted)
+    assert (said.q10_s, both.q50_s) == (both.q10_s, pytest.approx(math.sqrt(560 * 5060) - 60, rel=0.05))
+    assert estimate.start(one_of(made), 30.0, seen, pool, past, noted).q50_s < 30
     assert estimate.start(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
 
 

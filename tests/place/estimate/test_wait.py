@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from pitools.place.estimate.wait import FEW, Features, Quantiles, Waits, calibrate
+from pitools.place.estimate.wait import FEW, Features, Quantiles, Waits, calibrate, joined
 from pitools.place.sites import history
 
 LIKE = Features(units=8, limit_s=3600, ahead=1.0)
@@ -146,6 +147,17 @@ def test_similar_jobs_weigh_most() -> None:
     assert small
     assert small.q50 < 100
     assert large.q50 > 20_000
+
+
+def test_what_others_waited_counts_too() -> None:
+    """Half-way between both, as factors; whoever is among those that never waited keeps the lower quantile."""
+    learnt = Quantiles(10.0, 100.0, 40_000.0)
+    said = joined(learnt, (200.0, 100.0, 400.0))
+    assert said == pytest.approx((10, 100, math.sqrt(40_060 * 460) - 60))
+    assert joined(learnt, learnt) == pytest.approx(learnt)
+    lower = joined(learnt, (0.0, 0.0, 0.0))
+    assert lower.q10 < 10
+    assert lower.q10 <= lower.q50 <= lower.q90
 
 
 def test_what_a_log_has_kept_is_read() -> None:
