@@ -63,7 +63,7 @@ command = "the site's template runs it"
 cpus_per_task = 4
 time = "2m"
 partition = "train"
-workdir = "{work}"
+workdir = "{work}/workdir"
 [env]
 NUMBER = "{number}"
 RAN = "{ran}"
@@ -146,6 +146,7 @@ class Run:
         self.dice = random.Random(seed)
         (work / "requests").mkdir(parents=True)
         (work / "sites").mkdir()
+        (work / "workdir").mkdir()  # each run has a copy of it: not of the queue and of everybody's requests
         for name in ("north", "south"):
             (work / "sites" / f"{name}.toml").write_text(SITE.format(name=name, root=ROOT, work=work, tickets=TICKETS))
         (work / "sites" / "short.sbatch.j2").write_text(TEMPLATE)
