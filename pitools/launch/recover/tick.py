@@ -118,10 +118,12 @@ def _as_ours(error: PitError | OSError, path: Path) -> PitError:
 
 
 def _is_recovered(run_dir: Path, site: Site) -> bool:
-    if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
-        return False
     try:
         if not is_own(run_dir):
+            return False
+        if cancel_request.read(run_dir):  # also of what is continued by nobody, such as an array
+            return True
+        if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
             return False
         with (run_dir / "events.jsonl").open("rb") as file:
             return b'"event":"created"' in file.readline(4096)

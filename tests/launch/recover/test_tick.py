@@ -56,6 +56,7 @@ def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> Non
 def test_a_cancel_is_carried_out(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that Slurm had not taken; also while nobody can be asked how jobs are."""
     run_dir = runs.make()
+    (run_dir / "jobs").rename(run_dir / "no jobs")  # as in an array's folder
     runs.make("t-2")
     monkeypatch.setattr(cancelling, "client", lambda site: cluster)
     folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
