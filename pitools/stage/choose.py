@@ -125,7 +125,6 @@ def _survey_url(url: str) -> tuple[Source, Survey] | None:
 
 
 def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], None]) -> Store:
-    from pitools.stage import select
     from pitools.stage.plain import stores
 
     source, survey = found
@@ -133,6 +132,8 @@ def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], N
     for path in survey.left_out:
         note(f"{path} is left out: it was being written")
     if choice != EVERYTHING:
+        from pitools.stage import select
+
         part = _apart(source, lambda read: select.subset(manifest, "", read, **choice._asdict()))
         for text in part.notes:
             note(text)

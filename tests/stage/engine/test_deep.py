@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
 from pitools.stage.cache.root import journal_path, partial_path, prepare
+from pitools.stage.local import Folders
+from pitools.stage.run import stage
+from pitools.stage.source import load
 from pitools.store import manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -67,3 +73,38 @@ def test_a_manifest_of_such_a_path_is_no_manifest(tmp_path: Path):
     """Whoever reads manifests is told, not the stager alone."""
     with pytest.raises(DataError):
         manifest.load(write_manifest(tmp_path / "new", DEEP))
+
+
+def test_deep_paths_are_staged(build, tmp_path: Path, root: Path):
+    """As deep as a manifest may name them, neighbours at every level, byte for byte."""
+    files = {"d/" * depth + name: os.urandom(50) for depth in (0, 1, 5, 6, 7, 8, 100, 127) for name in ("f", "g")}
+    files |= {"d/" * depth + "e/f": os.urandom(50) for depth in (1, 5, 6, 7, 50)}
+    record = stage(load(build(tmp_path / "data", files)), root)
+    assert {path: (Path(record.path) / path).read_bytes() for path in files} == files
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), max_size=10), min_size=1, max_size=30))
+def test_a_folder_is_the_one_of_its_path(paths: list[list[str]]):
+    """In whatever order folders are entered, deep or not, made or there; with few descriptors open at a time."""
+    with tempfile.TemporaryDirectory() as place:
+        before = len(os.listdir("/proc/self/fd"))
+        folders = Folders(Path(place), make=True)
+        for path in paths:
+            at = folders.enter("/".join(path))
+            assert os.path.samestat(os.fstat(at), Path(place, *path).stat())
+            assert len(os.listdir("/proc/self/fd")) <= before + 7
+        folders.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_cannot_be_entered_leaves_the_others(tmp_path: Path):
+    """Neither a link nor what is missing is entered, and what comes next is right."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/link").symlink_to("b")
+    folders = Folders(tmp_path)
+    for bad in ("a/link", "a/none/b", "x"):
+        with pytest.raises(OSError):
+            folders.enter(bad)
+        assert os.path.samestat(os.fstat(folders.enter("a/b")), (tmp_path / "a/b").stat())
+        assert os.path.samestat(os.fstat(folders.enter("")), tmp_path.stat())
+    folders.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
+from pitools.stage.engine import write as write_module
 from pitools.stage.engine.copier import Copier, Work
 from pitools.stage.engine.pieces import SMALL, Task
 from pitools.stage.engine.seat import Board, Seat
@@ -14,6 +15,7 @@ from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import check
 from pitools.store import digest, manifest
+from pitools.store import publish as publish_module
 from pitools.store.digest import RANGE, Hasher
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -190,3 +192,19 @@ def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: i
         final.name: 0o755, "c": 0o755, "d": 0o755, "manifest.json": 0o444, "small": 0o444, "large": 0o444,
         "ranges": 0o444,
     }  # fmt: skip
+
+
+def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, root: Path, monkeypatch):
+    """Where many small files are not synced one by one, one sync comes when every name is there but the manifest's;
+    after it the folder with the manifest and the one that shows the set are synced.
+    """
+    source = build(tmp_path / "data", {f"c/{number}/0": b"x" for number in range(300)})
+    events: list[object] = []
+
+    def sync_all(path: Path) -> None:
+        events.append(sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()))
+
+    monkeypatch.setattr(write_module, "sync_file_system", sync_all)
+    monkeypatch.setattr(publish_module, "sync_dir", lambda path: events.append(path.name))
+    assert stage(load(source), root).state == "staged"
+    assert events == [[f.path for f in load(source).manifest.files], f"{source.name}.partial", "objects"]
