@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,10 +11,11 @@ import h5py
 import numpy as np
 import pytest
 
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import DataError, Unreachable, UsageError
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
 from pitools.dataset.sources import readers
+from pitools.dataset.write import verify
 
 
 @pytest.fixture
@@ -107,6 +109,25 @@ def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> N
     with pytest.raises(DataError):
         ingest(paths[1:2], root=tmp_path / "none", name="x", skip_refused=True)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_system_that_fails_for_now(corrupt, tmp_path, monkeypatch, first) -> None:
+    """Where the file system fails no episode is left out for it, neither at first nor when damage is looked for."""
+    path, read, done = corrupt(1), os.preadv, []
+
+    def failing(descriptor, views, offset) -> int:
+        if (first or done) and Path(f"/proc/self/fd/{descriptor}").samefile(path):
+            views.clear()  # no view of a buffer outlives the call
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, views, offset)
+
+    damaged = verify.damaged
+    monkeypatch.setattr(verify, "damaged", lambda *rest: done.append(True) or damaged(*rest))
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(Unreachable):
+        ingest([path], root=tmp_path / "root", name="x", skip_refused=True, workers=1)
+    assert not list((tmp_path / "root").glob("x/*"))
 
 
 def test_unequal_lengths(robomimic, refused) -> None:

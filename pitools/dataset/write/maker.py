@@ -21,7 +21,7 @@ from pitools.dataset.write.journal import Entry, Journal
 from pitools.dataset.write.place import Place
 from pitools.dataset.write.plan import Job, Plan, Range, Shard
 from pitools.dataset.write.statistics import Partial
-from pitools.dataset.write.verify import in_episode
+from pitools.dataset.write.verify import PASSING, in_episode
 from pitools.store import digest
 from pitools.store.arrays import Arrays
 
@@ -30,8 +30,6 @@ _READ_BYTES = 1 << 20
 CHANGED = "it changed while it was read"
 # What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
-# What a network file system says for a while.
-_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 
 
 class Maker:
@@ -165,7 +163,7 @@ def hash_range(key: str, path: Path, number: int, size: int) -> Entry:
                 state.update(view[:count])
                 at += count
     except OSError as error:
-        if error.errno in _PASSING:
+        if error.errno in PASSING:
             raise Unreachable(f"cannot be read: {error.strerror}", where=str(path), hint="run this again") from error
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
     return Entry(key=key, bytes=size, digest=state.hexdigest())

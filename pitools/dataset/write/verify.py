@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, Unreachable
 from pitools.core.progress import bar
 from pitools.dataset.sources.readers import open_reader
 from pitools.dataset.sources.recording import Changed, Column, Damaged, Episode, Refused, refusal
 from pitools.dataset.write import crew
 
+# What a network file system says for a while.
+PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 _BLOCK_BYTES = 4 << 20
 
 
 def damaged(episodes: Sequence[Episode], workers: int) -> tuple[Refused, ...]:
     """Read every array of the episodes, and return those that cannot be read, in order.
 
-    Raises Changed for a file that is still being written.
+    Raises Changed for a file that is still being written, Unreachable where a file system fails for now.
     """
     found: dict[int, Refused] = {}
     with bar("verify", len(episodes), unit="episodes") as advance:
@@ -50,7 +53,10 @@ class _Examiner:
         except Changed:
             raise
         except DataError as error:
-            return job, refusal(episode.name, episode.path, in_episode(error, episode))
+            told = in_episode(error, episode)
+            if not isinstance(told, Damaged):
+                raise told from error
+            return job, refusal(episode.name, episode.path, told)
         return job, None
 
     def _read(self, column: Column) -> None:
@@ -61,7 +67,10 @@ class _Examiner:
             self._reader.read_into(column, block[: stop - start], start, stop)
 
 
-def in_episode(error: DataError, episode: Episode) -> Damaged:
-    """The error of reading an episode, with its name and how to go on without it."""
+def in_episode(error: DataError, episode: Episode) -> Damaged | Unreachable:
+    """The error of reading an episode, with its name and how to go on without it. Where the file system fails for now
+    that says nothing of the episode, which must not be left out for it."""
+    if isinstance(cause := error.__cause__, OSError) and cause.errno in PASSING:
+        return Unreachable(error.what, where=error.where, hint="run this again")
     hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-refused"
     return Damaged(f"{episode.name} cannot be read: {error.what}", where=error.where, hint=hint)
