@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -220,3 +221,23 @@ def test_a_run_on_this_machine_goes_on(pit: Pit, tmp_path: Path) -> None:
     code, rows = watched(pit, run)
     assert (code, rows[-1]["state"]) == (0, "COMPLETED")
     assert 0 <= steps(run)[-1] + 1 - steps(run, 1)[0] <= 5
+
+
+@pytest.mark.parametrize(
+    ("python", "said"), [("/nope/python", "No such file or directory"), ("bare", "No module named 'pitools'")]
+)
+def test_a_site_s_python_that_cannot_is_quoted_and_not_tried_again(
+    clusters: Path, pit: Pit, tmp_path: Path, python: str, said: str
+) -> None:
+    """Of a real job's output: the run stops after its one job, with the line that says why."""
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # without what is installed
+    bare.chmod(0o755)
+    (tmp_path / "alpha.toml").write_text(f'[paths]\npython = "{bare if python == "bare" else python}"\n')
+    (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "1m"\nsnapshot = false\n')
+    env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
+    done = pit("launch", "run", "hello.toml", "--site", "alpha", "--wait", **env)
+    run = json.loads(done.stdout)
+    assert (done.returncode, run["cause"], run["attempts"]) == (1, "user", 0)
+    assert said in run["reason"]
+    assert len(list((Path(run["run_dir"]) / "jobs").glob("*/job.json"))) == 1
