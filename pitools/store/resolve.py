@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.output import cell
 from pitools.store import catalog, retired, tags
 from pitools.store.manifest import FILE_NAME
 from pitools.store.versions import versions
@@ -71,9 +72,8 @@ def discarded(path: Path) -> str:
         return why
     known = catalog.quarantine(path)
     if known and known.whole:
-        return (
-            f"in quarantine: {next(iter(known.reasons), 'no reason is given')} (`pit dataset check {path} --release`)"
-        )
+        reason = cell(next(iter(known.reasons), "no reason is given"))
+        return f"in quarantine: {reason} (`pit dataset check {path} --release`)"
     return ""
 
 
@@ -109,7 +109,7 @@ def caution(path: Path) -> str:
     try:
         why = discarded(path)
     except DataError as error:
-        return f"it is not known whether {path} may be used: {error}"
+        why = f"perhaps not to be used: {error}"
     return f"{path} is {why}" if why else ""
 
 

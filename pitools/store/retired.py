@@ -11,6 +11,7 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.core.files import plain_file
+from pitools.core.output import cell
 from pitools.core.record import Record
 from pitools.store import catalog
 from pitools.store.manifest import FILE_NAME
@@ -75,5 +76,5 @@ def reason(path: Path) -> str:
     record = of(whole.parent.parent, whole.parent.name, whole.name, whole)
     if record is None:
         return ""
-    why = f": {record.why}" if record.why else ""
+    why = f": {cell(record.why)}" if record.why else ""
     return f"retired since {record.when}{why} (`pit dataset retire --undo {path}`)"

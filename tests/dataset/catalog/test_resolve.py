@@ -9,7 +9,7 @@ import pytest
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog.retire import retire
 from pitools.store import catalog, tags
-from pitools.store.resolve import check_root, resolve, split
+from pitools.store.resolve import caution, check_root, is_there, resolve, split
 
 
 def test_every_way_to_name_a_version(publish, tmp_path, monkeypatch) -> None:
@@ -46,6 +46,23 @@ def test_newest_is_one_to_use(publish, tmp_path) -> None:
     with pytest.raises(UsageError, match="all its versions"):
         resolve(str(tmp_path / "x"))
     assert resolve(str(new)) == new
+
+
+def test_links_and_what_is_said(publish, tmp_path) -> None:
+    """A link to a retired version names it no longer; what others wrote of it comes to the terminal as text."""
+    old, new = (publish(tmp_path, "x", number) for number in range(2))
+    os.utime(old / "manifest.json", (1, 1))
+    (tmp_path / "x/latest").symlink_to(new.name)
+    retire(new, why="blurred\x1b[2J")
+    assert resolve(tmp_path / "x") == old
+    assert caution(old) == ""
+    assert "blurred\\x1b[2J" in caution(new)
+    (tmp_path / f"x/.catalog/retired/{new.name}.json").write_text("{")
+    assert new.name in caution(new)
+    assert (is_there(tmp_path / "x@prod"), is_there(tmp_path / "y@prod")) == (True, False)
+    (tmp_path / "x@prod").mkdir()
+    with pytest.raises(UsageError):  # what is there is not taken for a tag
+        resolve(tmp_path / "x@prod")
 
 
 def test_what_names_nothing(publish, tmp_path) -> None:
