@@ -18,10 +18,17 @@ from pitools.site.model import Site
 from pitools.site.standalone import text
 from pitools.site.template import fill, templates
 from pitools.slurm.client import Client
-from pitools.slurm.reach import Reach, call
+from pitools.slurm.reach import READING, Reach, call
 
 _PYTHON_HINT = "name an interpreter, 3.11 or newer, that has pitools, as the nodes see it"
 _MARKER = "??"  # what `pit site probe` leaves for a person to say
+# Of a file and the folders above it those that belong to others, or that others can write to and that are not sticky.
+# One line, as csh, where it is the login shell, takes no other.
+_OPEN = (
+    'p=$(readlink -f "$1"); s=$(id -u slurm 2> /dev/null || echo 0); while [ -n "$p" ]; do find "$p" -maxdepth 0 '
+    "'(' ! -user 0 ! -user \"$(id -u)\" ! -user \"$s\" -o ! -perm -1000 '(' -perm -002 -o -perm -020 ! -group 0 "
+    "! -group \"$(id -g)\" ')' ')' -print; p=${p%/*}; done"
+)
 _CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -146,6 +153,8 @@ def _python(site: Site) -> Iterator[Finding]:
 def _live(site: Site) -> Iterator[Finding]:
     slurm = client(site)
     yield from _versions(site, slurm)
+    if site.reach.kind == "ssh" and site.slurm.conf:
+        yield from _conf_there(site, slurm)
     partitions = {partition.partition: partition for partition in slurm.partitions()}
     for name, said in site.partitions.items():
         if name not in partitions:
@@ -166,6 +175,14 @@ def _live(site: Site) -> Iterator[Finding]:
         if accounts and account not in accounts:
             hint = nearest(account, accounts)
             yield Finding(site=site.name, key="accounts", problem=f'you have no account "{account}"', hint=hint)
+
+
+def _conf_there(site: Site, slurm: Client) -> Iterator[Finding]:
+    """Whether others can write the slurm.conf of the far side, as far as a few tools there can tell."""
+    done = call(slurm.reach, ["sh", "-c", _OPEN, "pit", site.slurm.conf], env=READING)
+    for path in done.stdout.splitlines():
+        problem = f"{site.reach.host}:{path} can be written by others, or is another user's (expected you or root)"
+        yield Finding(site=site.name, key="slurm.conf", problem=problem, hint=f"there: chmod go-w {path}")
 
 
 def _versions(site: Site, slurm: Client) -> Iterator[Finding]:

@@ -14,15 +14,15 @@ from pitools.slurm.reach import call
 from pitools.slurm.records import Association, Config, Node, Partition, Qos
 
 # Folders of Slurm's commands, a line each: "." where the PATH has them, then the login shell's, then those that
-# ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell.
-_FOLDERS = """\
-command -v scontrol > /dev/null && echo .
-said=$("${SHELL:-/bin/sh}" -lc 'command -v scontrol' 2> /dev/null < /dev/null | tail -n 1)
-for found in "$said" /opt/slurm/bin/scontrol /opt/slurm/*/bin/scontrol /usr/local/slurm/bin/scontrol \
-  /usr/local/bin/scontrol /usr/slurm/bin/scontrol /cm/shared/apps/slurm/current/bin/scontrol; do
-  case $found in /*) [ -x "$found" ] && echo "${found%/scontrol}" ;; esac
-done
-:"""
+# ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell. One
+# line, as csh, where it is the login shell, takes no other.
+_FOLDERS = (
+    "command -v scontrol > /dev/null && echo .; "
+    "said=$(\"${SHELL:-/bin/sh}\" -lc 'command -v scontrol' 2> /dev/null < /dev/null | tail -n 1); "
+    'for found in "$said" /opt/slurm/bin/scontrol /opt/slurm/*/bin/scontrol /usr/local/slurm/bin/scontrol '
+    "/usr/local/bin/scontrol /usr/slurm/bin/scontrol /cm/shared/apps/slurm/current/bin/scontrol; do "
+    'case $found in /*) [ -x "$found" ] && echo "${found%/scontrol}" ;; esac; done; :'
+)
 
 
 def site_file(name: str, *, host: str, conf: str) -> str:

@@ -63,6 +63,20 @@ def test_a_probed_site_file_loads(far: Pit, clusters: Path, site_folder: Path) -
     assert records(far("site", "check", "x")) == []
 
 
+def test_a_conf_of_the_far_side_that_others_can_write_is_found(far: Pit, site_folder: Path, tmp_path: Path) -> None:
+    """Each folder on the way that others can write to is named; a sticky one is none."""
+    path, opened = site_folder / "far.toml", tmp_path / "open"
+    opened.mkdir()
+    conf = re.search(r'conf = "(.*)"', path.read_text())[1]  # type: ignore[index]
+    (opened / "slurm.conf").write_text(Path(conf).read_text())
+    (opened / "topology.conf").write_text(Path(conf).with_name("topology.conf").read_text())
+    path.write_text(path.read_text().replace(conf, f"{opened}/slurm.conf"))
+    for mode, keys in ((0o777, ["slurm.conf"]), (0o1777, [])):
+        opened.chmod(mode)
+        found = [json.loads(line) for line in far("site", "check", "--live", "far").stdout.splitlines()]
+        assert [row["key"] for row in found] == keys
+
+
 def test_a_host_whose_shells_do_not_find_slurm(far: Pit, site_folder: Path) -> None:
     """The site names the folder of its commands, and they are found."""
     path = site_folder / "bare.toml"
