@@ -34,7 +34,6 @@ from pitools.site.template import fill
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait, so that a loop meets the same limits here
 LOCK, STARTING = ".supervisor", ".starting"
-HEADING = "pit: supervisor {number}\n"  # in supervisor.out, which all supervisors of a run share
 HANDOVER_S = 10.0
 _START_S = 60.0  # an interpreter, and our imports
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -51,13 +50,10 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
     # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
     (run_dir / STARTING).write_text(str(number))
-    # The supervisor inherits these blocked, and lets them in once it can answer: a cancel that comes while it is still
-    # importing waits until then.
+    # The supervisor inherits these blocked until it can answer: a cancel that comes while it is importing waits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
-        with (run_dir / "supervisor.out").open("a") as log:
-            log.write(HEADING.format(number=number))
-        process = proc.start(argv, env={**os.environ, **added}, log=run_dir / "supervisor.out", session=True)
+        process = proc.start(argv, env={**os.environ, **added}, log=run_dir / output(number), session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _ref(process.pid, site.name, number)
@@ -65,6 +61,11 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
 
 def _plan(run_dir: Path) -> Plan:
     return msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
+
+
+def output(number: int) -> str:
+    """Return the name of the file that a run's k-th supervisor writes to."""
+    return f"supervisor.{number}.out" if number else "supervisor.out"
 
 
 def is_supervised(run_dir: Path) -> bool:
@@ -283,7 +284,7 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.
 
 def _failure(seen: int, attempt: Path) -> int:
     """The code of the rank that failed first, by its own word; else the one that was seen first."""
-    # Asked for as soon as a failure is seen: the ranks that are ended because of it come later.
+    # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((attempt / "first_failure").read_text().split()[0])
     return seen if seen > 0 else 128 - seen

@@ -20,7 +20,9 @@ def path(run_dir: Path, rank: int) -> Path | None:
     made = folder.attempts(run_dir)
     if made and (log := made[-1] / "logs" / f"{rank}.out").exists():
         return log
-    own = [*folder.job_logs(run_dir), *run_dir.glob("supervisor.out")]
+    # supervisor.out, supervisor.1.out, …, supervisor.10.out
+    supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))
+    own = [*folder.job_logs(run_dir), *supervisors]
     return own[-1] if own else None
 
 

@@ -22,6 +22,7 @@ from pitools.core.errors import ClusterError, NoSpace, ToolMissing, TryLater
 from pitools.launch import local, submit
 from pitools.launch import plan as planning
 from pitools.launch.attempt import codes
+from pitools.launch.recover import unbegun
 from pitools.launch.recover.resume import resume
 from pitools.launch.request import Retry
 from pitools.run import folder
@@ -262,6 +263,7 @@ def test_supervisors_that_begin_nothing_come_to_an_end(started: Started, tmp_pat
         done.append(resume(run_dir, site).action)
         free(run_dir)
     assert done == ["resubmit", "stop", "over", "over"]
+    assert "pit: no attempt: " in unbegun.causes(run_dir)[-1][1].reason
     (run_dir / "attempts").unlink()
     assert resume(run_dir, site, force=True).action == "resubmit"
     until(run_dir / "attempts" / "0" / "exit.json")

@@ -109,17 +109,17 @@ def _first_node(told: Accounting | None) -> tuple[str, ...]:
 
 def _said(run_dir: Path, ref: folder.JobRef) -> _Said | None:
     """What the output of a job says of its end: the last line that the table knows, a traceback, or the last line."""
-    names = ["supervisor.out"] if ref.host else sorted(path.name for path in run_dir.glob(f"slurm-{ref.job_id}*.out"))
-    text = tail(run_dir / names[0], _READ) if names else None
+    name = local.output(ref.number) if ref.host else f"slurm-{ref.job_id}.out"
+    text = tail(run_dir / name, _READ)
     if text is None:
         return None
-    own = text.text.rpartition(local.HEADING.format(number=ref.number))[2] if ref.host else text.text
+    own = text.text
     chain = traces.last(own)
     for line in reversed(own[chain[0].at if chain else 0 :].splitlines()[-_LINES:]):
         if known := patterns.of_job(line):
-            return _Said(names[0], shown(_SCRIPT.sub("", line)), known.kind, known.name, known.local)
+            return _Said(name, shown(_SCRIPT.sub("", line)), known.kind, known.name, known.local)
     if chain:
         raised, one = traces.kind_of(chain)  # in our own code: never the user's
-        return _Said(names[0], shown(f"{raised.error}: {raised.message}"), one.kind if one else "unknown")
+        return _Said(name, shown(f"{raised.error}: {raised.message}"), one.kind if one else "unknown")
     line = logs.last_line(own)
-    return _Said(names[0], _SCRIPT.sub("", line)) if line else None
+    return _Said(name, _SCRIPT.sub("", line)) if line else None
