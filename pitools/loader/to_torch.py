@@ -134,7 +134,8 @@ class StreamLoader(Stateful, DataLoader):  # type: ignore[misc]  # torch's class
     """torch's DataLoader over a `BatchStream`: each iterator, so each epoch, goes on where the one before ended.
 
     Any number of workers, forked or spawned, gives the same batches in the same order. Each has threads of its own.
-    `state` is after the last batch that was given, however far ahead workers are.
+    `state` is after the last batch that was given, however far ahead workers are; a framework may take one ahead of
+    training, as Lightning does without `limit_train_batches`.
     """
 
     def __init__(self, stream: BatchStream, **options: Any) -> None:

@@ -130,7 +130,7 @@ class Bucketed:
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        """The distinct instructions of the dataset's episodes."""
         return self._told.texts
 
     def _fields(self, length: int) -> dict[str, Field]:

@@ -120,7 +120,7 @@ class Mixture:
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """The distinct instructions of each dataset, one dataset after another. Raises DataError."""
+        """The distinct instructions of each dataset, one dataset after another."""
         return tuple(itertools.chain.from_iterable(self._texts()))
 
     def _texts(self) -> list[tuple[str, ...]]:

@@ -106,7 +106,7 @@ class Packed:
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        """The distinct instructions of the dataset's episodes."""
         return self._told.texts
 
     def _spread(self, drawn: Drawn, values: NDArray[Any], padding: int) -> NDArray[Any]:

@@ -164,7 +164,7 @@ class Windowed:
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """The distinct instructions of the dataset's episodes. Raises DataError."""
+        """The distinct instructions of the dataset's episodes."""
         return self._told.texts
 
 
