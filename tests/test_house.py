@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,10 @@ def test_locks_hold_what_setup_asks_for(repo: Path, name: str) -> None:
     here = [one for one in locked if not one.marker or one.marker.evaluate()]
     versions = {one.name: next(iter(one.specifier)).version for one in here}
     assert [str(one) for one in wanted if one.name not in versions or versions[one.name] not in one.specifier] == []
+
+
+def test_records_are_decoded_by_one_function(repo: Path) -> None:
+    """JSON becomes a type by core.record.decode_json alone, which threads may call."""
+    decode = re.compile(r"msgspec\.json\.decode\([^\n]*type=")
+    users = [path for path in (repo / "pitools").rglob("*.py") if decode.search(path.read_text())]
+    assert users == []

@@ -15,7 +15,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.core.files import plain_file
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.store.digest import ALGORITHM, of_bytes
 from pitools.store.manifest import FileEntry as FileEntry
 
@@ -71,7 +71,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest in these bytes. Raises DataError when they are none, were changed, or name what cannot be."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decode_json(data, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"not a checkpoint's manifest: {error}", where=where, hint=_HINT) from error
     sealed = _SEAL.fullmatch(manifest.seal)

@@ -16,6 +16,7 @@ import msgspec
 
 from pitools.checkpoint.barrier import Barrier, Delete, Get, Put
 from pitools.core.errors import ClusterError, ConfigError, PitError
+from pitools.core.record import decode_json
 
 # What each rank said, in order → what rank 0 answers each.
 Answer = Callable[[list[bytes]], Sequence[bytes]]
@@ -107,7 +108,7 @@ def introduce(
     barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix)
     names = barrier.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
     told = barrier.tell("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
-    token, *nodes = msgspec.json.decode(told, type=list[str])
+    token, *nodes = decode_json(told, list[str])
     known = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
     return known, token, len(set(nodes))
 

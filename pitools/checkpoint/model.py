@@ -13,6 +13,7 @@ import msgspec
 from pitools.checkpoint import layout, owner
 from pitools.core.errors import ConfigError
 from pitools.core.files import plain_file
+from pitools.core.record import decode_json
 from pitools.store.digest import of_bytes
 
 FILE_NAME = "model.json"
@@ -42,7 +43,7 @@ def require_same(folder: Path, table: Mapping[str, str]) -> None:
         path = layout.step_path(folder, step) / FILE_NAME
         try:
             with plain_file(path) as file:
-                theirs = msgspec.json.decode(file.read(_MAX_BYTES), type=dict[str, str])
+                theirs = decode_json(file.read(_MAX_BYTES), dict[str, str])
         except (OSError, msgspec.DecodeError):
             continue
         if fingerprint(theirs) == whose.model:

@@ -12,7 +12,7 @@ from pitools.checkpoint import layout
 from pitools.checkpoint.manifest import Manifest, load
 from pitools.core.errors import ConfigError, DataError
 from pitools.core.files import os_error, plain_file, sync_dir
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 
 FILE_NAME = "owner.json"
 _MAX_BYTES = 1 << 20
@@ -58,7 +58,7 @@ def read(folder: Path) -> Owner | None:
     path = folder / FILE_NAME
     try:
         with plain_file(path) as file:
-            return msgspec.json.decode(file.read(_MAX_BYTES), type=Owner)
+            return decode_json(file.read(_MAX_BYTES), Owner)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from pitools.core.errors import DataError
+from pitools.core.record import decode_json
 
 FILE_NAME = "random.json"
 
@@ -62,7 +63,7 @@ def restore(step_dir: Path, rank: int, framework: Generators) -> None:
     """Put this process's generators where they were. Raises DataError."""
     path = step_dir / FILE_NAME
     try:
-        by_rank = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        by_rank = decode_json(path.read_bytes(), list[dict[str, Any]])
         if rank >= len(by_rank):
             return
         version, words, gauss = by_rank[rank]["python"]

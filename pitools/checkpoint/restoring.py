@@ -18,6 +18,7 @@ from pitools.checkpoint.meeting import together
 from pitools.checkpoint.problem import Problem
 from pitools.core.errors import ClusterError, PitError
 from pitools.core.files import plain_file
+from pitools.core.record import decode_json
 
 # What cannot be read now may be readable in a moment: a server that is started anew takes about so long.
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -93,7 +94,7 @@ class Look:
                 return True
             # By rank 0, and by one on another node: who is wrong may be rank 0's.
             looks = rank in (0, self._barrier.witness)
-            seen = _check_anew(path, msgspec.json.decode(told, type=list[str])) if looks else []
+            seen = _check_anew(path, decode_json(told, list[str])) if looks else []
             again = self._told(f"checking {path.name} again", seen)
             with together(self._barrier, self._key(f"judging {path.name}")):
                 word = self._judge(path, found, again, tries) if rank == 0 else ""
@@ -103,7 +104,7 @@ class Look:
     def _told(self, what: str, mine: list[Problem]) -> list[list[Problem]]:
         """What every rank found, at rank 0."""
         told = self._barrier.gather(self._key(what), _encoded(mine[:_MOST_TOLD]))
-        return [msgspec.json.decode(text, type=list[Problem]) for text in told]
+        return [decode_json(text, list[Problem]) for text in told]
 
     def _judge(self, path: Path, found: list[list[Problem]], again: list[list[Problem]], tries: int) -> str:
         """Rank 0's word on what all ranks found, and what it and a witness saw when they looked again.

@@ -27,7 +27,7 @@ from pitools.checkpoint.manifest import FILE_NAME, FileEntry, Manifest, encode
 from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.core.files import os_error, write_atomic
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.store import publish as renaming
 
 _UNCOVERED = "was it written after the ranks had met, or do they see different folders?"
@@ -124,7 +124,7 @@ def _merge(place: Path, shares: int) -> tuple[FileEntry, ...]:
     for rank in range(shares):
         path = place / layout.SHARES / f"{rank}.json"
         try:
-            share = msgspec.json.decode(path.read_bytes(), type=Share)
+            share = decode_json(path.read_bytes(), Share)
         except FileNotFoundError as error:
             raise DataError(f"rank {rank} left no digests", where=str(path), hint=_UNCOVERED) from error
         except msgspec.DecodeError as error:

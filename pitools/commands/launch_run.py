@@ -9,6 +9,7 @@ import click
 
 from pitools.commands.launch_show import show_runs
 from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument, site_option
+from pitools.core.record import decode_json
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
@@ -107,7 +108,7 @@ def _plan_from_stdin() -> Plan:
     if not text.strip():
         raise UsageError("no plan came", where="stdin", hint="did `pit launch plan` say what was wrong?")
     try:
-        planned = msgspec.json.decode(text, type=Plan)
+        planned = decode_json(text, Plan)
     except msgspec.DecodeError as error:
         raise UsageError(f"not a plan: {error}", where="stdin", hint="pipe it from `pit launch plan`") from error
     request.check(planned.request, "stdin")

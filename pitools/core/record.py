@@ -1,8 +1,15 @@
-"""The base of every record that leaves a command or is kept in a file."""
+"""The base of every record that leaves a command or is kept in a file, and how one is read."""
 
 from __future__ import annotations
 
+import threading
+from typing import Any, TypeVar
+
 import msgspec
+
+T = TypeVar("T")
+_PREPARING = threading.Lock()
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
@@ -12,3 +19,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
     checker. Units stand in key names (`wall_s`, `free_bytes`), times are RFC 3339 UTC text. Fields are only ever
     added, each with a default.
     """
+
+
+def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
+    """Decode JSON as a type; in any thread. Raises msgspec.DecodeError, UnicodeDecodeError.
+
+    msgspec 0.22 crashes the process where two threads decode a type for the first time at once: it is prepared here
+    by one of them.
+    """
+    key: Any = kind
+    decoder = _DECODERS.get(key)
+    if decoder is None:
+        with _PREPARING:
+            decoder = _DECODERS[key] = msgspec.json.Decoder(key)
+    decoded: T = decoder.decode(data)
+    return decoded

@@ -19,11 +19,10 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import msgspec
-
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error
+from pitools.core.record import decode_json
 from pitools.launch import jobs
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
 from pitools.launch.plan import Plan
@@ -60,7 +59,7 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
 
 
 def _plan(run_dir: Path) -> Plan:
-    return msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=Plan)
+    return decode_json((run_dir / "plan.json").read_bytes(), Plan)
 
 
 def output(number: int) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.core.errors import DataError
+from pitools.core.record import decode_json
 from pitools.launch import jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recover import evidence, settling
@@ -75,6 +76,6 @@ def last_step(attempt: Path) -> steps.Step | None:
         with (attempt / "steps" / "0.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
             lines = file.read().split(b"\n")[:-1]
-        return msgspec.json.decode(lines[-1], type=steps.Step) if lines else None
+        return decode_json(lines[-1], steps.Step) if lines else None
     except (OSError, msgspec.DecodeError):
         return None

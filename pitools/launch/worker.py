@@ -17,10 +17,9 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from pitools.core import proc
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
+from pitools.core.record import decode_json
 from pitools.launch import env, rendezvous
 from pitools.launch.attempt import killed, stacks, word
 from pitools.launch.attempt.codes import MISPLACED, NO_DATA, NO_PORTS, NOT_MET
@@ -36,7 +35,7 @@ _OUTLIVE = "trap : HUP USR1 USR2; trap exit TERM; "
 
 def run(plan_path: str) -> None:
     """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
-    plan = msgspec.json.decode(Path(plan_path).read_bytes(), type=Plan)
+    plan = decode_json(Path(plan_path).read_bytes(), Plan)
     request = plan.request
     # submitit's handlers requeue the job at USR2 and shrug at TERM; what these mean here is the program's to say.
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 
 FILE = "cancel.json"
 
@@ -27,7 +27,7 @@ def read(run_dir: Path) -> Cancel | None:
     try:
         if path.lstat().st_uid not in (run_dir.stat().st_uid, 0):
             return None
-        return msgspec.json.decode(path.read_bytes(), type=Cancel)
+        return decode_json(path.read_bytes(), Cancel)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError:

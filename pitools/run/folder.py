@@ -37,7 +37,7 @@ import msgspec
 from pitools.core import clock, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
 from pitools.core.files import write_atomic
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
 # By the site's `paths.runs_access`: a run's folder holds what runs, and logs that may hold anything.
@@ -256,7 +256,7 @@ def ranks(attempt: Path, node: str) -> list[Rank]:
     found = []
     for path in (attempt / "ranks").glob("*.json"):
         try:
-            rank = msgspec.json.decode(path.read_bytes(), type=Rank)
+            rank = decode_json(path.read_bytes(), Rank)
         except (OSError, msgspec.DecodeError):
             continue
         if rank.node == node:
@@ -283,7 +283,7 @@ def write(path: Path, record: Record, *, durable: bool = False) -> None:
 def read(path: Path, kind: type[T]) -> T | None:
     """The record in a file; None where there is no file. Raises DataError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

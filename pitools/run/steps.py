@@ -15,7 +15,7 @@ import msgspec
 
 from pitools.core import clock
 from pitools.core.errors import DataError
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 
 CLOSING_S = 1800.0
 
@@ -107,7 +107,7 @@ def read(path: Path) -> list[Step]:
     """The whole lines of one rank's file; a last line cut short by a kill is left out. Raises DataError."""
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        return [msgspec.json.decode(line, type=Step) for line in lines]
+        return [decode_json(line, Step) for line in lines]
     except msgspec.DecodeError as error:
         raise DataError(f"not a step log: {error}", where=str(path)) from error
 

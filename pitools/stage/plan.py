@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from pitools.core.errors import PitError, UsageError
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.stage.cache.root import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.choose import EVERYTHING, Choice, Store, resolve
 from pitools.stage.local import LocalSource
@@ -142,7 +142,7 @@ def read(lines: Iterable[str]) -> list[Plan]:
     plans = []
     for number, line in enumerate(lines, start=1):
         try:
-            plans.append(msgspec.json.decode(line, type=Plan))
+            plans.append(decode_json(line, Plan))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise UsageError(f"not a plan: {error}", where=f"stdin, line {number}", hint=_PIPE) from error
     if not plans:

@@ -24,7 +24,7 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import DataError, UsageError
 from pitools.core.files import os_error, plain_file, write_atomic
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.store.manifest import FILE_NAME
 
 CATALOG, TRASH = ".catalog", ".trash"
@@ -117,7 +117,7 @@ def quarantine(path: Path) -> Quarantine | None:
     file = quarantine_file(*_place(path))
     try:
         with plain_file(file) as opened:
-            return msgspec.json.decode(opened.read(), type=Quarantine)
+            return decode_json(opened.read(), Quarantine)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -197,7 +197,7 @@ def _reader(file: Path) -> Reader | None:
     """The lease in a file, None where it has just ended. What cannot be read may well be one, without an end."""
     try:
         with plain_file(file) as opened:
-            reader = msgspec.json.decode(opened.read(), type=Reader)
+            reader = decode_json(opened.read(), Reader)
         datetime.fromisoformat(reader.until).astimezone(UTC)
     except FileNotFoundError:
         return None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 
 FILE_NAME = "manifest.json"
 # Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
@@ -124,7 +124,7 @@ def version(data: bytes) -> str:
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest in these bytes. Raises DataError when they are not one, and as `check`."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decode_json(data, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"not a manifest: {error}", where=where, hint="ingest or stage the dataset again") from error
     check(manifest, where)

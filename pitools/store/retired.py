@@ -12,7 +12,7 @@ from pitools.core import clock
 from pitools.core.errors import DataError
 from pitools.core.files import plain_file
 from pitools.core.output import cell
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.store import catalog
 from pitools.store.manifest import FILE_NAME
 from pitools.store.versions import published
@@ -53,7 +53,7 @@ def of(root: Path, name: str, version: str, folder: Path) -> Retired | None:
     path = catalog.retired_file(root, name, version)
     try:
         with plain_file(path) as file:
-            record = msgspec.json.decode(file.read(), type=Retired)
+            record = decode_json(file.read(), Retired)
             written = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
         if datetime.fromisoformat(record.when) < written - catalog.SKEW:
             # A clock that was behind must not shorten the grace.

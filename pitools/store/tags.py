@@ -16,7 +16,7 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import DataError, PitError, TryLater, UsageError
 from pitools.core.files import os_error, plain_file, sync_dir
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.store import catalog, retired
 from pitools.store.manifest import FILE_NAME
 
@@ -140,7 +140,7 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
     path = catalog.tags_dir(root, name) / tag / f"{number}.json"
     try:
         with plain_file(path) as file:
-            entry = msgspec.json.decode(file.read(), type=_Move)
+            entry = decode_json(file.read(), _Move)
         if not _VERSION.fullmatch(entry.version):  # it becomes a path
             raise msgspec.ValidationError(f"{entry.version!r} is not a version")
     except (FileNotFoundError, NotADirectoryError):

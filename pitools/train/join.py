@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, Unreachable
+from pitools.core.record import decode_json
 from pitools.loader.loader import State
 from pitools.train.rank import Rank
 
@@ -166,7 +167,7 @@ def require_same_order(agree: Agree, loader: State) -> None:
 
     As where a node has a part of the dataset, or sees another quarantine. Raises ConfigError at each that differs.
     """
-    theirs = msgspec.json.decode(agree("order", msgspec.json.encode(loader).decode()), type=State)
+    theirs = decode_json(agree("order", msgspec.json.encode(loader).decode()), State)
     for name in sorted(theirs.identity.keys() | loader.identity.keys()):
         if (mine := loader.identity.get(name)) != (first := theirs.identity.get(name)):
             hint = "do all nodes have all of the dataset, and see the same quarantine?"

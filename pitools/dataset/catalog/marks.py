@@ -12,6 +12,7 @@ import msgspec
 
 from pitools.core.errors import UsageError
 from pitools.core.files import plain_file
+from pitools.core.record import decode_json
 from pitools.store import catalog, tags
 from pitools.store.manifest import FILE_NAME
 
@@ -119,7 +120,7 @@ class Marks:
     def _read(self, key: Key, path: Path) -> None:
         try:
             with plain_file(path) as file:
-                found = msgspec.json.decode(file.read(), type=_Ancestors)
+                found = decode_json(file.read(), _Ancestors)
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -135,7 +136,7 @@ class Marks:
                 self._list(path, fresh)
             try:
                 with plain_file(path / "plan.json") as file:
-                    plan = msgspec.json.decode(file.read(), type=_Plan)
+                    plan = decode_json(file.read(), _Plan)
             except (FileNotFoundError, NotADirectoryError):
                 return
             except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ import msgspec
 
 from pitools.core import clock, units
 from pitools.core.errors import PitError
+from pitools.core.record import decode_json
 from pitools.run import attempt as records
 from pitools.run.steps import Step
 
@@ -161,7 +162,7 @@ def read_steps(path: Path, begin: int, *, whole: bool = True) -> tuple[list[Step
     found = []
     for line in data.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=Step))
+            found.append(decode_json(line, Step))
         except msgspec.DecodeError:
             continue
     return found, begin + len(data)

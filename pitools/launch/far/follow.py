@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.core.record import decode_json
 from pitools.launch import leave, seen
 from pitools.launch.far import there
 from pitools.launch.seen import Seen
@@ -82,7 +83,7 @@ def _folders(site: Site, names: Sequence[str]) -> dict[str, _Folder]:
 def _record(text: str, kind: type[folder.T]) -> folder.T | None:
     """The record in a line; None for none, or half of one: it must not keep other tickets from being known."""
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text, type=kind) if text else None
+        return decode_json(text, kind) if text else None
     return None
 
 

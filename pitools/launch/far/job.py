@@ -15,6 +15,7 @@ import msgspec
 
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, Unreachable
+from pitools.core.record import decode_json
 from pitools.launch import leave, nodes
 from pitools.launch import plan as planning
 from pitools.launch.far import data, there
@@ -205,7 +206,7 @@ def _job(site: Site, job_id: str) -> folder.JobRef:
 
 def _read(text: str, at: str) -> Sent:
     try:
-        found = msgspec.json.decode(text, type=folder.JobRef)
+        found = decode_json(text, folder.JobRef)
         if not (found.job_id.isascii() and found.job_id.isdecimal()):
             raise msgspec.ValidationError(f"job id {found.job_id!r}")
     except msgspec.DecodeError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.files import plain_file, write_atomic
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.site.model import Site
 from pitools.slurm import parts
 
@@ -74,7 +74,7 @@ def read(path: Path) -> Kept:
     """What is kept; nothing where there is no such file, no sense in it, or a clock that was set back since."""
     try:
         with plain_file(path) as file:
-            found = msgspec.json.decode(file.read(_MOST_BYTES), type=Kept)
+            found = decode_json(file.read(_MOST_BYTES), Kept)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return Kept()
     return found if max(found.asked_s, found.calls_s) <= time.time() else Kept()

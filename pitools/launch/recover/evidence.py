@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from pitools.core.errors import PitError
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.launch.recover import logs, times
 from pitools.launch.recover.ends import End
 from pitools.launch.recover.reading import head, shown, tail
@@ -132,7 +132,7 @@ def _record(path: Path, kind: type[S]) -> S | None:
     """A record, or None where there is none that can be read: half of one says nothing."""
     text = head(path, _JSON)
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text.text, type=kind) if text else None
+        return decode_json(text.text, kind) if text else None
     return None
 
 
@@ -150,7 +150,7 @@ def _first(attempt: Path) -> tuple[int, int, str] | None:
 def _plan(run_dir: Path) -> _Plan:
     text = head(run_dir / "plan.json", _JSON)
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text.text, type=_Plan) if text else _Plan()
+        return decode_json(text.text, _Plan) if text else _Plan()
     return _Plan()
 
 
@@ -218,7 +218,7 @@ def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T
     found = []
     for line in text.text.splitlines() if text else ():
         with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=kind))
+            found.append(decode_json(line, kind))
     return found
 
 

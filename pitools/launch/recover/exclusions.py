@@ -21,7 +21,7 @@ import msgspec
 from pitools.core import clock, hosts, units
 from pitools.core.errors import UsageError
 from pitools.core.files import os_error
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan
 from pitools.launch.recover.lock import held, open_shared
 from pitools.run.attempt import Cause, Kind
@@ -102,7 +102,7 @@ def read(runs: Path, site: str) -> list[Exclusion]:
     found = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found.append(msgspec.json.decode(line, type=Exclusion))
+            found.append(decode_json(line, Exclusion))
     return [one for one in found if one.site == site and _NODE.fullmatch(one.node)]
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from pitools.core import proc
 from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.record import decode_json
 from pitools.loader.fetching import wire
 from pitools.loader.fetching.serve import WAIT_S, Order
 from pitools.loader.fetching.wire import Greeting
@@ -147,7 +148,7 @@ def _greeting(reads: int) -> Greeting:
         *lines, rest = said.split(b"\n")
         for line in lines:
             try:
-                return msgspec.json.decode(line, type=Greeting)
+                return decode_json(line, Greeting)
             except msgspec.DecodeError:
                 continue  # a warning of some library's
         if not block:

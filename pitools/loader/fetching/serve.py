@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import TryLater
+from pitools.core.record import decode_json
 from pitools.loader.fetching import wire
 from pitools.loader.fetching.fill import Fill
 from pitools.loader.fetching.wire import Greeting
@@ -52,7 +53,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)
-    order = msgspec.json.decode(sys.argv[1], type=Order)
+    order = decode_json(sys.argv[1], Order)
     try:
         _serve(order, Path(order.root))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the loader raises it
@@ -141,7 +142,7 @@ def _talk(talk: socket.socket, fill: Fill) -> None:
         while message := talk.recv(wire.MESSAGE_BYTES):
             descriptor, error = -1, None
             try:
-                descriptor = fill.open(msgspec.json.decode(message, type=str))
+                descriptor = fill.open(decode_json(message, str))
             except BaseException as failed:  # noqa: BLE001 - the loader raises it
                 error = failed
             try:

@@ -20,6 +20,7 @@ import msgspec
 
 from pitools.core import errors
 from pitools.core.errors import ClusterError, PitError
+from pitools.core.record import decode_json
 from pitools.stage.cache.root import LOCKS
 
 # An error's text, or the longest path.
@@ -119,4 +120,4 @@ def ask(talk: socket.socket, path: str) -> int | None:
         return descriptors[0]
     if not message:
         return None
-    raise msgspec.json.decode(message, type=Failure).error()
+    raise decode_json(message, Failure).error()

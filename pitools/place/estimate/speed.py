@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import PitError
+from pitools.core.record import decode_json
 from pitools.launch.request import Request
 from pitools.run import folder
 from pitools.run.steps import Step
@@ -76,7 +77,7 @@ def _joint(seen: list[Rate]) -> Rate:
 
 def _of_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Rate] | None:
     try:
-        plan = msgspec.json.decode((run_dir / "plan.json").read_bytes(), type=_Planned)
+        plan = decode_json((run_dir / "plan.json").read_bytes(), _Planned)
         made = folder.attempts(run_dir)
         if plan.site != site.name or not made:
             return None
@@ -111,7 +112,7 @@ def _tail(path: Path) -> list[Step]:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().split(b"\n")[:-1]
-    return [msgspec.json.decode(line, type=Step) for line in (lines if size <= _TAIL_BYTES else lines[1:])]
+    return [decode_json(line, Step) for line in (lines if size <= _TAIL_BYTES else lines[1:])]
 
 
 def speeds(rates: Mapping[str, Rate], declared: Mapping[str, float]) -> dict[str, float]:

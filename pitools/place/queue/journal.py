@@ -16,7 +16,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.core.files import os_error, sync_dir
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
 
 What = Literal[
@@ -138,7 +138,7 @@ def read_journal(path: Path) -> list[Entry]:
     except FileNotFoundError:
         return []
     try:
-        return [msgspec.json.decode(line, type=Entry) for line in lines]
+        return [decode_json(line, Entry) for line in lines]
     except msgspec.DecodeError as error:
         raise DataError(f"not a journal of the queue: {error}", where=str(path)) from error
 

@@ -17,7 +17,7 @@ import msgspec
 from pitools.core.errors import PitError, Unreachable
 from pitools.core.files import plain_file, write_atomic
 from pitools.core.private import base, private
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.stage.cache.lock import taken
 
 T = TypeVar("T", bound=Record)
@@ -119,9 +119,9 @@ def _fresh(path: Path, kind: type[T], since: float) -> T | None:
     """The record that is kept here, if it was asked for since a moment; what is no record is none."""
     try:
         with plain_file(path) as file:
-            kept = msgspec.json.decode(file.read(), type=Kept)
+            kept = decode_json(file.read(), Kept)
         # A clock that was set back makes an answer come from the future: nobody knows how old that is.
-        return msgspec.json.decode(kept.value, type=kind) if since <= kept.began_s <= time.time() else None
+        return decode_json(kept.value, kind) if since <= kept.began_s <= time.time() else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -21,7 +21,7 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import ClusterError
 from pitools.core.files import os_error
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.core.units import size_text
 
 # Others hold a lock for so long when they only look whether it is held; that is not worth a word.
@@ -141,7 +141,7 @@ def announced(descriptor: int) -> Iterator[Tell]:
 def read_holder(descriptor: int) -> Holder:
     """Who a lock file says has it; true only while the lock is held."""
     try:
-        return msgspec.json.decode(os.pread(descriptor, 4096, 0).partition(b"\n")[0], type=Holder)
+        return decode_json(os.pread(descriptor, 4096, 0).partition(b"\n")[0], Holder)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return Holder()  # it has only just begun, or has just ended
 

@@ -16,7 +16,7 @@ import msgspec
 from pitools.core import clock
 from pitools.core.errors import TryLater
 from pitools.core.files import os_error, write_atomic
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.stage.cache.lease import lease
 from pitools.stage.cache.lock import flock, is_shared, open_kept
 from pitools.stage.cache.root import LOCKS, RECORDS, object_path
@@ -42,7 +42,7 @@ class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
 def read(root: Path, version: str) -> StageRecord:
     """The record of a version; one that knows nothing where there is none, or it cannot be read."""
     try:
-        return msgspec.json.decode(_path(root, version).read_bytes(), type=StageRecord)
+        return decode_json(_path(root, version).read_bytes(), StageRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return StageRecord()
 

@@ -20,6 +20,7 @@ import msgspec
 
 from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.core.files import os_error
+from pitools.core.record import decode_json
 from pitools.core.units import duration_text, size_text
 from pitools.stage.cache.evict import GRACE_S, Item, evict, items, note_use
 from pitools.stage.cache.held import Held
@@ -213,7 +214,7 @@ def rooms(root: Path, *, but: str = "") -> dict[str, Room]:
             continue
         try:
             if version != but and not flock(descriptor, fcntl.LOCK_SH, timeout_s=0):
-                found[version] = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Room)
+                found[version] = decode_json(os.pread(descriptor, 4096, 0), Room)
         except msgspec.DecodeError:
             pass  # it has not decided yet
         finally:

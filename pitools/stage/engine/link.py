@@ -10,6 +10,7 @@ import msgspec
 
 from pitools.core.errors import PitError
 from pitools.core.files import plain_file
+from pitools.core.record import decode_json
 from pitools.stage.cache.root import OBJECTS
 from pitools.stage.source import Dataset, folders_of, load
 from pitools.store.manifest import FILE_NAME, FileEntry
@@ -56,7 +57,7 @@ def _older(dataset: Dataset, root: Path) -> list[Path]:
         try:
             with plain_file(folder / FILE_NAME) as file:
                 staged = os.fstat(file.fileno()).st_mtime_ns
-                name = msgspec.json.decode(file.read(), type=_Name).name
+                name = decode_json(file.read(), _Name).name
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
         if folder.name != dataset.version and (name == dataset.manifest.name or folder.name == dataset.manifest.parent):

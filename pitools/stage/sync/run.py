@@ -25,7 +25,7 @@ import msgspec
 from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
 from pitools.core.files import os_error, write_atomic
 from pitools.core.progress import bar
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import GONE, Item, evict
 from pitools.stage.cache.lease import lease
@@ -250,7 +250,7 @@ def _state_path(root: Path, policy: Policy) -> Path:
 def _read(path: Path) -> Brought:
     """What was brought; nothing where that is not known: then nothing is removed."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Brought)
+        return decode_json(path.read_bytes(), Brought)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return Brought()
 

@@ -6,6 +6,7 @@ import msgspec
 
 from pitools.core import hosts
 from pitools.core.errors import DataError, PitError
+from pitools.core.record import decode_json
 
 
 class _Line(msgspec.Struct):
@@ -34,7 +35,7 @@ def read(text: str, where: str) -> dict[str, float]:
 
 
 def _record(line: str) -> tuple[list[str], float]:
-    said = msgspec.json.decode(line, type=_Line)
+    said = decode_json(line, _Line)
     return [said.node], said.cost
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, ToolMissing
-from pitools.core.record import Record
+from pitools.core.record import Record, decode_json
 from pitools.topology.model import Fabric, Leaf, chain, natural
 from pitools.topology.sources.conf import checked_name
 
@@ -34,7 +34,7 @@ def read(text: str, where: str) -> Fabric:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                found.append(msgspec.json.decode(line, type=Domain))
+                found.append(decode_json(line, Domain))
             except msgspec.DecodeError as error:
                 hint = "srun -N ALL --ntasks-per-node=1 pit topology show --nvlink-here"
                 raise ConfigError(f"no pit.nvlink/1: {error}", where=f"{where}:{number}", hint=hint) from error
