@@ -341,6 +341,7 @@ def test_a_reader_goes_on_where_a_stager_was(version: Path, url: str, root: Path
     with pytest.raises(KeyboardInterrupt):
         stage(load(url), root, readers=1, finished=finished)
     torn = partial_path(root, version.name) / "obs/image/c/9/0/0/0"
+    torn.parent.mkdir(parents=True, exist_ok=True)  # folders come with their first file
     torn.unlink(missing_ok=True)
     torn.write_bytes(b"torn")
     here = {Arrays(version).manifest.files[index].path for index in done[:5]} - {"obs/image/c/9/0/0/0"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pitools.core.errors import DataError, PitError
-from pitools.core.files import allocate, file_system, os_error, sync_file_system
+from pitools.core.files import allocate, file_system, os_error, remove_tree, sync_file_system
 from pitools.stage.cache import records
 from pitools.stage.cache.root import journal_path, needed_bytes, object_path, partial_path
 from pitools.stage.cache.space import Limits, reserved
@@ -66,7 +65,7 @@ class Fill:
         path = journal_path(self._root, version)
         done = journals.read(path, folder, version, files)
         if not done.files:  # what is there is not known to be good
-            shutil.rmtree(folder)
+            remove_tree(folder)
             folder.mkdir(mode=0o700)
         linked = link_shared(self._dataset, self._root, folder, set(done.files))
         self._here = done.files.keys() | linked
