@@ -34,8 +34,9 @@ _MANY, _MANY_NARROW = 5, 10
 # narrower by that. One or two columns, such as a gripper's, may well rest.
 _UNIT_WIDE, _UNIT_NARROW, _LEAST_COLUMNS = 20.0, 30.0, 3
 # A column that rests at an end of its range is no news where it does so by chance more often than this: the mean's
-# distance from there, over the range, is the least share of episodes in which it is elsewhere.
-_CHANCE = 0.05
+# distance from there, over the range, is the least share of episodes in which it is elsewhere. Of actions only a column
+# of two values may, such as a gripper's: then it varies by nearly as much as its mean allows.
+_CHANCE, _TWO_VALUED = 0.05, 0.9
 # Of a square that is a difference, over what it is a difference of.
 _NOISE = 1e-12
 # Of a range: a mean that follows from a difference is as near as this to what it is.
@@ -205,8 +206,10 @@ def _constants(name: str, part: Part, moves: NDArray[np.bool_], moved: NDArray[n
     if part.episodes >= _MANY and dead.any():
         size = np.where(moved, high_0 - low_0, 1)
         at_end = np.minimum(np.abs(mean - low_0), np.abs(mean - high_0)) <= _ROUNDING * size
-        elsewhere = np.clip(np.abs(mean - mean_0) / size - 1 / max(part.known, 1), 0, 1)
+        elsewhere = np.clip(np.abs(mean - mean_0) / size, 0, 1)
         usual = (part.known >= _MANY) & at_end & ((1 - elsewhere) ** part.episodes > _CHANCE)
+        if is_action(name):
+            usual &= (deviation_0 / size) ** 2 >= _TWO_VALUED * elsewhere * (1 - elsewhere)
         level: Level = "fault" if (dead & ~usual).any() else "warning"
         yield _drift("constant", name, f"{_columns(dead)} no longer changes", "a deviation of 0",
                      f"about {deviation_0[dead][0]:.4g}", level)  # fmt: skip

@@ -40,16 +40,20 @@ def test_faults_in_small_appends_are_seen(bridge, bench, fault) -> None:
 
 
 def test_a_column_that_seldom_moves(bench) -> None:
-    """One that moved in one of the parent's episodes may rest again; one that stops where it seldom was may not."""
+    """A lid or a gripper that moved in one of the parent's episodes may rest again where it was, and nowhere else; a
+    command that moved in each may not, though it often was at that end."""
 
-    def episode(start: float, stop: float) -> dict[str, np.ndarray]:
+    def episode(lid: np.ndarray, command: np.ndarray) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
-        return {"action": np.column_stack([rng.normal(size=(50, 3)), np.linspace(start, stop, 50)])}
+        return {"action": np.column_stack([rng.normal(size=(50, 3)), command]),
+                "obs/lid": np.column_stack([rng.normal(size=(50, 3)), lid])}  # fmt: skip
 
-    lid = [episode(0, number == 3) for number in range(20)]
-    assert bench.refused(lid, [episode(0, 0)] * 8) == []
-    assert bench.refused(lid, [episode(1, 1)] * 8) != []
-    assert bench.refused([episode(-1, 1)] * 20, [episode(0, 0)] * 8) == ["constant-drift action"]
+    rest, moves = np.zeros(50), np.linspace(0, 1, 50)
+    seldom = [episode(rest, rest)] * 19 + [episode(moves, moves.round())]
+    assert bench.refused(seldom, [episode(rest, rest)] * 8) == []
+    assert bench.refused(seldom, [episode(rest + 1, rest)] * 8) == ["constant-drift obs/lid"]
+    often = [episode(rest, np.clip(3 * moves, 0, 1))] * 20
+    assert bench.refused(often, [episode(rest, rest + 1)] * 8) == ["constant-drift action"]
 
 
 def test_a_parent_of_few_episodes(bench) -> None:
