@@ -7,10 +7,11 @@ and the gate that `pit dataset ingest --append` asks is asked, by the manifests 
 a recording: the share of healthy appends that are taken, or of faults that are refused, at the number of episodes added
 for which it is least, over all sizes of parent; --table shows each number on stderr.
 
-The gate's constants were chosen on `bridge` (real, ../shared/data: its first thirteen episodes), `reach` (scripts/
-examples) and real recordings that the package aeon brings (`pip install --no-deps aeon`): `BasicMotions` of a smart
-watch, `JapaneseVowels`, `PickupGestureWiimoteZ`. They were left as they are for `bridge-2`, the other episodes, and for
-`metaworld:<task>`, an expert's episodes in MuJoCo, if that package is installed.
+The gate's constants were chosen on `bridge` (real, ../shared/data: its first thirteen episodes), `reach` (of
+scripts/examples) and real recordings that the package aeon brings (`pip install --no-deps aeon`): `BasicMotions` of a
+smart watch, `JapaneseVowels`, `PickupGestureWiimoteZ`; for joints at rest also on other tasks of metaworld. They were
+left as they are for `bridge-2`, the other episodes, and for `metaworld:<task>`, an expert's episodes in MuJoCo, if
+that package is installed.
 """
 
 from __future__ import annotations
