@@ -13,6 +13,8 @@ from pitools.core.errors import ClusterError, Unreachable
 # Rank 0 may itself be late by all of a barrier's time, and then has to tell the others.
 _SLACK_S = 10.0
 _MOST_NAMED = 16
+# Keys that are left in the store: to delete each at once would cost a short save as much as its meetings.
+_KEPT = 1000
 
 
 Put = Callable[[str, str], None]
@@ -60,7 +62,7 @@ class Barrier:
         words = [word] if trouble else self._words(name, word)
         verdict = self._verdict(name, words)
         self._put(f"{self._prefix}/{name}/verdict", verdict)
-        if len(words) == self.world_size and all(words):
+        if len(words) == self.world_size and all(words) and len(self._written) > _KEPT:
             self._delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._judge(name, verdict)
