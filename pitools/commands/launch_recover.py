@@ -170,7 +170,7 @@ def _told(paths: list[Path], site: Site, form: str) -> bool:
         for run in watching.changes(watching.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))):
             out(run)
             last[run.run_id] = run.state
-    return any(state != "COMPLETED" for state in last.values())
+    return len(last) < len(paths) or any(state != "COMPLETED" for state in last.values())
 
 
 def _live(paths: list[Path], site: Site) -> bool:
@@ -185,7 +185,7 @@ def _live(paths: list[Path], site: Site) -> bool:
         for found in watching.rounds(paths, site, said.append):
             del said[:-8]
             live.update(watching.picture(found, said), refresh=True)
-    return any(run.state != "COMPLETED" for run in found)
+    return len(found) < len(paths) or any(run.state != "COMPLETED" for run in found)
 
 
 @click.command()

@@ -82,7 +82,8 @@ def list_(sites: tuple[str, ...], form: str) -> None:
 
 def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
     """The runs of a site, oldest first; one broken folder does not hide the others."""
-    from pitools.core.errors import DataError, TryLater
+    from pitools.core.errors import PitError, TryLater
+    from pitools.core.files import os_error
     from pitools.launch import status
     from pitools.run import folder
 
@@ -91,8 +92,8 @@ def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
         try:
             if status.plan_of(path).site == site.name:
                 found.append(path)
-        except DataError as error:
-            tell(path, error)
+        except (PitError, OSError) as error:
+            tell(path, error if isinstance(error, PitError) else os_error(error, path))
     try:
         return status.show_all(found, site, tell=tell)
     except TryLater as error:

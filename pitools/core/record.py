@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
 
 
 def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
-    """Decode JSON as a type; in any thread. Raises msgspec.DecodeError, UnicodeDecodeError.
+    """Decode JSON as a type; in any thread. Raises msgspec.DecodeError for whatever is none.
 
     msgspec 0.22 crashes the process where two threads decode a type for the first time at once: it is prepared here
     by one of them.
@@ -32,5 +32,8 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
     if decoder is None:
         with _PREPARING:
             decoder = _DECODERS[key] = msgspec.json.Decoder(key)
-    decoded: T = decoder.decode(data)
+    try:
+        decoded: T = decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec's own for text that is no UTF-8, or nested deeply
+        raise msgspec.DecodeError(str(error)) from error
     return decoded

@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
+import pytest
+
+from pitools.core.record import Record, decode_json
+
 CRASHES = """
 import gc, sys, threading
 import msgspec
@@ -30,3 +35,16 @@ def test_threads_that_decode_a_type_first_at_once() -> None:
     """None of them crashes the process, as msgspec's own function does in the first rounds."""
     done = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"schema":"a/1","a":"\xff"}', b'{"schema":"a/1","b":' + b"[" * 200_000], ids=["bytes", "deep"]
+)
+def test_whatever_is_damaged_is_one_error(data: bytes) -> None:
+    """Bytes that are no text, and a nest too deep, are what a cut off record is to whoever reads it."""
+
+    class A(Record, frozen=True, kw_only=True, tag="a/1"):
+        a: str = ""
+
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(data, A)

@@ -139,6 +139,27 @@ def test_one_bad_record_hides_no_other_run(
     assert part in said.err or ended.name in said.out
 
 
+@pytest.mark.parametrize("kind", ["bytes", "folder"])
+def test_what_cannot_be_read_hides_no_other_run(
+    ended: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record with bytes that are no text, a plan that gives an error of the file system: the others are listed."""
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    shutil.copytree(ended, ended.with_name("y-20260102-000000-abc123"))
+    if kind == "folder":
+        (ended / "plan.json").unlink()
+        (ended / "plan.json").mkdir()
+    else:
+        (ended / "verdict.json").write_bytes((ended / "verdict.json").read_bytes().replace(b"program", b"pr\xffgram"))
+    assert listed(capsys) == ["y-20260102-000000-abc123"]
+
+
+def test_a_watch_of_what_cannot_be_read_has_not_seen_it_finish(ended: Path) -> None:
+    """Exit 1, though nothing is left to follow."""
+    (ended / "verdict.json").write_bytes(b"{")
+    assert cli.group.main(args=["launch", "watch", str(ended)], prog_name="pit", standalone_mode=False) == 1
+
+
 def test_a_damaged_attempt_is_no_obstacle(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`show`, `why` and `cancel` work on a run whose last attempt left half a record, or none that can be read."""
     (ended / "verdict.json").unlink()
