@@ -81,6 +81,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         plan, site: what every job asks for, and how it is spelled.
         run_dir: the run's folder; pickles and results go to `<run_dir>/submitit`.
         send: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
+
+    Raises ConfigError for a folder that others made or could change.
     """
 
     job_class = PitJob
@@ -88,7 +90,9 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, send: Callable[[Path], str]) -> None:
         super().__init__(run_dir / "submitit", python=plan.python)
         self.plan, self.site, self.run_dir, self.send = plan, site, run_dir, send
-        if not run_dir.exists():
+        if run_dir.exists():
+            folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
+        else:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
             folder.make(run_dir, site.paths.runs_access)
         # Pickles are code: whoever could put one here would run as this user.

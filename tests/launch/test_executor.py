@@ -14,7 +14,7 @@ import pytest
 import submitit
 from submitit.core import core, utils
 
-from pitools.core.errors import UsageError
+from pitools.core.errors import ConfigError, UsageError
 from pitools.launch import logs, status
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
@@ -62,6 +62,16 @@ def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) 
     made = executor(make_plan("alpha"), tmp_path / "r")
     with pytest.raises(UsageError, match="resources come from the plan"):
         made.update_parameters(nodes=8)
+
+
+def test_a_folder_of_another_user_is_refused(make_plan: MakePlan, tmp_path: Path) -> None:
+    """Whoever made the run's folder first could exchange the pickles in it, which are code."""
+    theirs = tmp_path / "r"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    with pytest.raises(ConfigError):
+        executor(make_plan("alpha"), theirs)
+    assert list(theirs.iterdir()) == []
 
 
 class Sent(NamedTuple):
