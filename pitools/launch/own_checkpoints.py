@@ -75,6 +75,11 @@ def _target(link: Path, top: Path) -> str:
     # Not resolved to the end: `latest` may name another link.
     target = Path(os.path.normpath(link.parent / link.readlink()))
     if not target.is_relative_to(top):
+        # A program may know its run by another way there, such as a link to a scratch.
+        real = Path(os.path.realpath(target.parent), target.name)
+        if real.is_relative_to(top.resolve()):
+            target = top / real.relative_to(top.resolve())
+    if not target.is_relative_to(top):
         what = f"a link leads out of the checkpoint folder: {target}"
         raise DataError(what, where=str(link), hint="put the file itself there, or remove the link")
     return os.path.relpath(target, link.parent)

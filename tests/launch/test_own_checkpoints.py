@@ -121,3 +121,11 @@ def test_damaged_checkpoints_are_no_beginning(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         own_checkpoints.step_to_go_on_from(tmp_path, plan)
     assert folder.attempts(tmp_path) == []
+
+
+def test_a_link_by_the_name_that_the_program_knows(saved: Path, tmp_path: Path) -> None:
+    """The run's folder is often known by a link, as of a scratch: what leads there leads to itself."""
+    (tmp_path / "scratch").symlink_to(tmp_path)
+    (saved / "checkpoints" / "best").symlink_to(tmp_path / "scratch" / "run" / "checkpoints" / "latest")
+    links = {entry.name: entry.link for entry in own_checkpoints.entries(saved) if entry.link}
+    assert links == {"checkpoints/latest": "step_20", "checkpoints/best": "latest"}
