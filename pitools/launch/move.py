@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -70,10 +71,9 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
     """Let a run of `site` go on at `other`; returns where. Safe to repeat, also after it was killed.
 
     stop_s: how long it may take to save and end. Raises UsageError for a run that has finished, or has made progress
-    of which nothing is in its checkpoint folder, ConfigError for one
-    that does not fit there, DataError for code, data or a checkpoint that is not what it was, TryLater where it does
-    not stop in time, and what submitting raises; the run then goes on here. Raises Unanswered where it may have been
-    submitted: run it again.
+    of which nothing is in its checkpoint folder, ConfigError for one that does not fit there, DataError for code, data
+    or a checkpoint that is not what it was, TryLater where it does not stop in time, and what submitting raises; the
+    run then goes on here. Raises Unanswered where it may have been submitted: run it again.
     """
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     was = facts.plan_of(run_dir)
@@ -218,6 +218,8 @@ def _begin(
         job_id, at = carried.send(run_dir, plan, other, mine.to, step, before=require)
     else:
         new = Path(plan.runs) / mine.to
+        if _is_unsent(new, other):
+            shutil.rmtree(new)
         if new.exists():
             job_id = resume(new, other).job_id
         else:
@@ -232,6 +234,15 @@ def _begin(
             folder.note(new, "moved-here", run=run_dir.name, site=plan.site, step=steps)
         at = str(new)
     return Moved(run_id=run_dir.name, to=mine.to, site=other.name, run_dir=at, job_id=job_id, step=steps)
+
+
+def _is_unsent(new: Path, other: Site) -> bool:
+    """Whether whoever made the new run's folder was killed before anything could come of it."""
+    if not new.is_dir() or jobs.numbers(new) or jobs.newest(new):
+        return False
+    if other.scheduler == "slurm":  # where there is a script, `pit launch tick` may be about to submit it
+        return not (new / "script.sbatch").exists()
+    return not local.is_supervised(new)
 
 
 def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: BaseException) -> bool:
@@ -285,6 +296,5 @@ def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
             ref = jobs.newest(run_dir)
             said = resume(run_dir, site, force=True, state=_state(site, ref) if ref else "")
             print(f"pit: it goes on at {site.name}: {said.reason}", file=sys.stderr)
-            return
         return
     print(f"pit: let it go on with: pit launch resume --force {run_dir.name}", file=sys.stderr)

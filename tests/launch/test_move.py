@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -232,6 +233,28 @@ move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
             moving.move(run_dir, sites.here, sites.there)
     finally:
         end(begun)
+
+
+@pytest.mark.parametrize("before", ["carried.copy", "submit._start"])
+def test_killed_before_it_was_submitted(sites: Sites, before: str) -> None:
+    """While its checkpoint was copied, or just before its job: the same command begins that anew, and it goes on."""
+    run_dir = sites.start()
+    program = f"""
+import os
+from pathlib import Path
+from pitools.launch import carried, move, submit
+from pitools.site import load
+{before} = lambda *_, **__: os._exit(9)
+move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 9
+    moved = moving.move(run_dir, sites.here, sites.there)
+    try:
+        until(lambda: (Path(moved.run_dir) / "attempts" / "0" / "began").exists())
+        assert (Path(moved.run_dir) / "attempts" / "0" / "began").read_text() == str(moved.step) != "0"
+        assert len([path for path in (sites.root / "there" / "runs").iterdir() if path.is_dir()]) == 1
+    finally:
+        end(Path(moved.run_dir))
 
 
 def test_what_is_refused_before_anything_is_touched(sites: Sites) -> None:
