@@ -14,6 +14,7 @@ from pathlib import Path
 from pitools.core import clock
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater
 from pitools.launch import jobs, local, once, polling
+from pitools.launch.attempt import end
 from pitools.launch.recover import settling
 from pitools.launch.recover.lock import held
 from pitools.run import cancel_request, folder
@@ -61,6 +62,8 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
 def carry_out(run_dir: Path, site: Site) -> Verdict:
     """End the jobs of a run whose cancel was asked for, and write its verdict. Raises as `cancel`."""
     _end_jobs(run_dir, site)
+    if _has_finished(run_dir) and _ended_by_itself(run_dir):
+        return settling.conclude(run_dir, "finished", "finished", "it finished before its cancel was carried out", 0)
     return settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
 
 
@@ -85,6 +88,12 @@ def _has_finished(run_dir: Path) -> bool:
     made = folder.attempts(run_dir)
     ended = settling.read(made[-1] / "exit.json", folder.Attempt) if made else None
     return ended is not None and ended.exit_code == 0 and ended.state in ("", "COMPLETED")
+
+
+def _ended_by_itself(run_dir: Path) -> bool:
+    """Whether nobody told the last attempt to end, which a program may call a success; never of an array's tasks."""
+    last = folder.attempts(run_dir)[-1]
+    return last.name.isdecimal() and not end.was_told(last)
 
 
 def _end_jobs(run_dir: Path, site: Site) -> None:

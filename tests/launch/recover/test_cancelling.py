@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pitools.core.errors import TryLater
-from pitools.launch.recover import settling
+from pitools.launch.recover import cancelling, settling
 from pitools.launch.recover.resume import resume
 from pitools.run import cancel_request, folder
 from pitools.site.model import Site
@@ -38,3 +38,19 @@ def test_force_takes_back_a_cancel_that_slurm_has_not_taken(runs: Runs, cluster:
     assert resume(run_dir, SITE, force=True).action == "left"
     assert cancel_request.read(run_dir) is None
     assert cluster.cancelled == []
+
+
+def test_what_has_finished_is_not_called_cancelled(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for while it ran, and its last attempt ended well before Slurm took it: the verdict is that."""
+    run_dir = runs.make()
+    monkeypatch.setattr(cancelling, "client", lambda site: cluster)
+    folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    runs.attempt(run_dir, code=0)
+    cluster.states["100"] = "COMPLETED"
+    assert resume(run_dir, SITE).action == "done"
+    given = settling.verdict(run_dir)
+    assert given is not None
+    assert given.state == "finished"
+    assert cancel_request.read(run_dir) is None
