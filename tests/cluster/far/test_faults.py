@@ -76,12 +76,13 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
     plan = make_plan(command='echo x >> "$PIT_RUN_DIR/proof"')
     names: list[str] = []
     told: dict[str, str] = {}
-    moment, failures = random.Random(5), 0
+    moment, failures, in_a_row = random.Random(5), 0, 0
     deadline = time.monotonic() + 240  # on a busy machine; it ends as soon as there is what it needs
     over = threading.Event()
 
     def cut() -> None:
-        while not over.wait(moment.uniform(0.05, 0.5)):
+        # The more often in a row nothing came through, the longer the next try has: a busy machine is slow, too.
+        while not over.wait(moment.uniform(0.05, 0.5) * (1 + in_a_row / 4)):
             far_side.cut()
 
     thread = threading.Thread(target=cut)
@@ -92,8 +93,9 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
             names.append(f"{name}-{len(names)}")
         try:
             told[names[-1]] = far.submit(plan, site, name=names[-1]).job_id
+            in_a_row = 0
         except TryLater:
-            failures += 1
+            failures, in_a_row = failures + 1, in_a_row + 1
     over.set()
     thread.join()
     told |= dict.fromkeys(set(names) - set(told), "never")
