@@ -57,6 +57,11 @@ class RunSnapshot(NamedTuple):
         )  # fmt: skip
 
     @property
+    def job_id(self) -> str:
+        """Its newest job's, "" where it has none."""
+        return self.job.job_id if self.job else ""
+
+    @property
     def goes_on(self) -> bool:
         """Whether the last attempt was decided not to be the last."""
         return bool(self.decided and self.decided.action in ("again", "resubmit", "wait"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,14 +59,15 @@ def show_all(
     raises.
     """
     seen = _read(run_dirs, tell)
-    said = {one.job.job_id: _of_folder(site, one) for one in seen if one.job}
-    to_ask = [one.job for one in seen if one.job and not is_finished(said[one.job.job_id])]
+    # By run: of two local runs the processes may have had one id.
+    to_ask = [one.job for one in seen if one.job and not is_finished(_of_folder(site, one))]
+    said: dict[str, str] = {}
     waits: dict[str, polling.Told] = {}
     if ask and to_ask and site.scheduler == "slurm":
-        said |= asking.states(site, to_ask, max_age_s=max_age_s)
+        said = asking.states(site, to_ask, max_age_s=max_age_s)
         waits = asking.waiting(site, [ref.job_id for ref in to_ask if said[ref.job_id] == "PENDING"])
         seen = _read([one.run_dir for one in seen], tell)  # a run may have ended while Slurm was asked
-    return [_record(one, said, waits) for one in seen]
+    return [_record(one, said.get(one.job_id) or _of_folder(site, one), waits.get(one.job_id)) for one in seen]
 
 
 def _read(run_dirs: Sequence[Path], tell: Tell | None) -> list[RunSnapshot]:
@@ -85,18 +86,18 @@ def _of_folder(site: Site, seen: RunSnapshot) -> str:
     """The state as far as the folder knows it: a job that Slurm may have requeued has not ended for certain."""
     if seen.verdict:
         return _STATES.get(seen.verdict.kind, "FAILED")
-    if site.scheduler == "none" and seen.job and local.alive(seen.job):
+    if seen.job is None:
+        return UNKNOWN
+    if site.scheduler == "none" and local.alive(seen.job):
         return "RUNNING" if seen.attempts else "PENDING"
     if seen.ended and (seen.ended.state or seen.ended.exit_code == 0):
         return seen.ended.state or "COMPLETED"
-    if site.scheduler == "none" and seen.job:
+    if site.scheduler == "none":
         return UNKNOWN if local.alive(seen.job) is None else "FAILED"
     return "RUNNING" if seen.attempts and not (seen.ended or seen.damaged) else UNKNOWN
 
 
-def _record(seen: RunSnapshot, states: Mapping[str, str], waits: Mapping[str, polling.Told]) -> folder.Run:
-    state = states.get(seen.job.job_id, UNKNOWN) if seen.job else UNKNOWN
-    told = waits.get(seen.job.job_id) if seen.job else None
+def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.Run:
     if seen.verdict:
         state = _STATES.get(seen.verdict.kind, "FAILED")
     elif state == UNKNOWN and seen.ended and not seen.goes_on:
@@ -114,7 +115,7 @@ def _record(seen: RunSnapshot, states: Mapping[str, str], waits: Mapping[str, po
         run_id=seen.run_dir.name,
         name=seen.plan.name,
         site=seen.plan.site,
-        job_id=seen.job.job_id if seen.job else "",
+        job_id=seen.job_id,
         run_dir=str(seen.run_dir),
         state=state,
         exit_code=code,

@@ -21,10 +21,10 @@ import pytest
 
 from pitools import cli
 from pitools.core.errors import ClusterError, DataError, PitError, UsageError
-from pitools.launch import logs, status, watching
+from pitools.launch import local, logs, status, watching
 from pitools.launch import plan as planning
 from pitools.launch.recover import logs as evidence_logs
-from pitools.launch.recover import settling
+from pitools.launch.recover import settling, tick
 from pitools.run import folder
 from pitools.run.attempt import Cause, Start
 from pitools.site.load import load
@@ -189,6 +189,28 @@ def test_oldest_first_at_several_sites(run: Path, tmp_path: Path, capsys: pytest
     assert listed(capsys, "--site", "nosuch", "--site", "more") == ids[:1]
     with pytest.raises(click.BadParameter):
         pit_here("show", NAME, "--site", "other", "--site", "more")
+
+
+def test_two_local_runs_of_one_process_id(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container counts anew, and so do hosts that share a home: the one that lives does not answer for the other."""
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    lives = run.with_name("y-20260102-000000-abc123")
+    shutil.copytree(run, lives)
+    ref = folder.JobRef(job_id=f"local-{os.getpid()}", site="other", submitted="2026-01-01T00:00:00Z", pid=os.getpid())
+    site, dead = load("other"), msgspec.structs.replace(ref, start_ticks=1)
+    ref = msgspec.structs.replace(ref, start_ticks=local._start_ticks(os.getpid()))
+    for path, job in ((lives, ref), (run, dead)):
+        folder.write(path / "job.json", job)
+        (path / "attempts" / "0").mkdir(parents=True)
+    for order in ([run, lives], [lives, run]):
+        states = {Path(one.run_dir): one.state for one in status.show_all(order, site)}
+        assert states == {run: "FAILED", lives: "RUNNING"}
+        due = tick._due({path: folder.read(path / "job.json", folder.JobRef) for path in order}, site, no_fault)
+        assert list(due) == [(run, "FAILED")]
+
+
+def no_fault(path: Path, error: PitError) -> None:
+    raise error
 
 
 def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,20 @@ def _due(refs: dict[Path, folder.JobRef | None], site: Site, tell: Tell) -> Iter
         if _tried(path, tell, cancel_request.read, path):
             del left[path]
             yield path, ""
-    known = asking.states(site, [ref for ref in left.values() if ref])
+    known = _states(left, site)
     for path, ref in left.items():
-        state = known.get(ref.job_id, UNKNOWN) if ref else ""
+        state = known.get(path, "")
         if _tried(path, tell, _is_due, path, ref, state, site):
             yield path, state
+
+
+def _states(refs: dict[Path, folder.JobRef | None], site: Site) -> dict[Path, str]:
+    """The states of the runs' jobs; Slurm is asked once. Of two local runs the processes may have had one id."""
+    found = {path: ref for path, ref in refs.items() if ref}
+    if site.scheduler == "none":
+        return {path: asking.states(site, [ref])[ref.job_id] for path, ref in found.items()}
+    known = asking.states(site, list(found.values()))
+    return {path: known.get(ref.job_id, UNKNOWN) for path, ref in found.items()}
 
 
 def _tried(path: Path, tell: Tell, function: Callable[..., T], *args: object) -> T | None:
