@@ -204,7 +204,7 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
     """
     watch, shown, known_at, looked_at = Watch(run_dir, site), 0, time.monotonic(), 0.0
     told: set[str] = set()
-    before = ("", 0, "")
+    before, began = ("", 0, ""), known_at
     while True:
         run = watch.look()
         if run.steps > shown:
@@ -217,7 +217,7 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
             for line in why.ended(run_dir, told):
                 tell(line)
         before = now
-        if is_held(run.pending_reason):
+        if is_still_held(run, site, began):
             raise held_error(run)
         if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_BACK_S:
             looked_at = time.monotonic()
@@ -232,6 +232,14 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
                 return run
             time.sleep(_LOST_PAUSE_S if watch.lost and site.scheduler == "slurm" else _BETWEEN_S)
         time.sleep(0.5)
+
+
+def is_still_held(run: folder.Run, site: Site, since: float) -> bool:
+    """Whether Slurm, asked since a moment (time.monotonic), holds the run's job: what it said before may be over."""
+    if not is_held(run.pending_reason):
+        return False
+    told = asking.waiting(site, [run.job_id])[run.job_id]
+    return is_held(told.reason) and told.age_s < time.monotonic() - since
 
 
 def held_error(run: folder.Run) -> ClusterError:

@@ -13,7 +13,7 @@ from pitools.launch.recover.lock import is_own
 from pitools.run import folder
 from pitools.run.folder import Run
 from pitools.site.model import Site
-from pitools.slurm.states import UNKNOWN, is_finished, is_held
+from pitools.slurm.states import UNKNOWN, is_finished
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +32,7 @@ def rounds(
     """
     tried: dict[str, float] = {}
     told: set[str] = set()
+    began = time.monotonic()
 
     def once(text: str) -> None:
         if text not in told:
@@ -48,7 +49,7 @@ def rounds(
             tell(str(error))
             found = status.show_all(run_dirs, site, ask=False, tell=broken)
         yield found
-        held = [run for run in found if is_held(run.pending_reason)]
+        held = [run for run in found if status.is_still_held(run, site, began)]
         for run in held:
             released = status.held_error(run)
             once(f"{run.run_id}: {released.what}; {released.hint}")
