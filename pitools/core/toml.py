@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`(?: - at `([^`]+)`)?")
 _AT = re.compile(r" - at `([^`]+)`")
+_ENUM = re.compile(r"Invalid enum value '([^']*)'")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -45,12 +46,16 @@ def convert(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Map
         unknown = _UNKNOWN.search(text)
         if unknown:
             key, at = unknown.group(1), unknown.group(2) or "$"
+            named = _dotted(_named(tables, kind, at), key)
             hint = elsewhere.get(key.replace("-", "_"), "") if at == "$" else ""
             hint = hint or nearest(key, _fields_at(kind, at))
-            raise ConfigError(f'unknown key "{_dotted(at, key)}"', where=where, hint=hint) from error
-        at = _AT.search(text)
-        key = f'key "{_dotted(at.group(1))}": ' if at else ""
-        raise ConfigError(key + _AT.sub("", text), where=where) from error
+            raise ConfigError(f'unknown key "{named}"', where=where, hint=hint) from error
+        found = _AT.search(text)
+        at = found.group(1) if found else "$"
+        key = f'key "{_dotted(_named(tables, kind, at))}": ' if found else ""
+        value = _ENUM.search(text)
+        hint = nearest(value.group(1), map(str, get_args(_kind_at(kind, at)))) if value else ""
+        raise ConfigError(key + _AT.sub("", text), where=where, hint=hint) from error
     except RecursionError as error:
         raise ConfigError("too deeply nested", where=where) from error
 
@@ -59,8 +64,31 @@ def _dotted(at: str, key: str = "") -> str:
     return ".".join(part for part in (at.removeprefix("$").lstrip("."), key) if part)
 
 
+def _named(tables: dict[str, Any], kind: Any, at: str) -> str:
+    """A msgspec path such as `$.env[...]` with the key of the first entry that is wrong, as `$.env.N`."""
+    head, entry, rest = at.partition("[...]")
+    table: Any = tables
+    for part in re.findall(r"\.(\w+)", head):
+        table = table.get(part) if isinstance(table, dict) else None
+    if not entry or not isinstance(table, dict):
+        return at
+    for key, value in table.items():
+        try:
+            msgspec.convert(value, _kind_at(kind, head + entry))
+        except msgspec.ValidationError:
+            return f"{head}.{key}{rest}"
+    return at
+
+
 def _fields_at(kind: Any, at: str) -> list[str]:
     """Names of the fields a record has at a msgspec path such as `$.partitions[...].gpu`."""
+    kind = _kind_at(kind, at)
+    is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return [field.encode_name for field in msgspec.structs.fields(kind)] if is_record else []
+
+
+def _kind_at(kind: Any, at: str) -> Any:
+    """The type that a msgspec path leads to."""
     for part in re.findall(r"\.(\w+)|(\[[^\]]*\])", at):
         kind = _unwrap(kind)
         if part[0]:
@@ -68,9 +96,7 @@ def _fields_at(kind: Any, at: str) -> list[str]:
             kind = fields.get(part[0])
         else:
             kind = get_args(kind)[-1 if get_args(kind)[-1] is not Ellipsis else 0]
-    kind = _unwrap(kind)
-    is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    return [field.encode_name for field in msgspec.structs.fields(kind)] if is_record else []
+    return _unwrap(kind)
 
 
 def _unwrap(kind: Any) -> Any:

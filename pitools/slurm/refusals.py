@@ -58,6 +58,9 @@ _OTHER_VERSION = re.compile(r"Insane message length|Header lengths are longer|[P
 _HINTS = [
     (r"[Ii]nvalid account", "list your accounts: sacctmgr show assoc user=$USER format=account,partition,qos"),
     (r"[Qq]os specification", "list the QOS of your associations: sacctmgr show assoc user=$USER format=account,qos"),
+    (r"[Mm]emory specification|--mem ", "ask for less memory, as 64G: `sinfo -o '%P %m'` lists what nodes have, in MB"),
+    (r"feature specification", "see which features there are: sinfo -o '%P %f'"),
+    (r"CPU count", "ask for fewer tasks or CPUs on a node: `sinfo -o '%P %c'` lists what nodes have"),
     (r"node configuration is not available", "no node fits: ask for fewer GPUs, CPUs or nodes, or another partition"),
     (r"partition", "list the partitions you may use: sinfo -s"),
     (r"time limit", "ask for less time: `sinfo -o '%P %l'` lists the limit of each partition"),

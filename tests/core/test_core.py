@@ -163,7 +163,7 @@ def test_foreground_passes_signals_on() -> None:
     ("text", "what", "hint"),
     [
         ('nam = "x"', 'unknown key "nam"', 'did you mean "name"?'),
-        ('name = "x"\n[partitions.a]\ngpus = "h100"', 'unknown key "partitions[...].gpus"', 'did you mean "gpu"?'),
+        ('name = "x"\n[partitions.a]\ngpus = "h100"', 'unknown key "partitions.a.gpus"', 'did you mean "gpu"?'),
         ('name = "x"\n[maybe]\ngup = "h100"', 'unknown key "maybe.gup"', 'did you mean "gpu"?'),
         ("name = 3", 'key "name": Expected `str`, got `int`', ""),
         ("name = ", "not TOML", ""),

@@ -43,6 +43,21 @@ def test_what_a_cluster_refuses(recorded: Recorded, name: str, what: str, hint: 
     assert hint in error.hint
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("sbatch: error: Memory specification can not be satisfied", "%m"),
+        ("sbatch: error: Invalid --mem specification", "%m"),
+        ("sbatch: error: CPU count per node can not be satisfied", "%c"),
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", "%f"),
+    ],
+)
+def test_the_hint_is_about_what_was_refused(said: str, hint: str) -> None:
+    """Who asked for too much memory is not told to ask for fewer GPUs, though the same sentence follows."""
+    after = "\nsbatch: error: Batch job submission failed: Requested node configuration is not available"
+    assert hint in refusals.refusal("sbatch", "", 1, said + after).hint
+
+
 def test_a_block_refusal(repo: Path) -> None:
     """The block topology refuses in the same words."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment_bad.txt.err").read_text()
