@@ -20,7 +20,12 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}|none")
 # Each would make a world of its own on every rank, and train N models that know nothing of each other.
-_LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec"}
+_LAUNCHER = re.compile(
+    r"(?:^|&&|\|\||[;\n])\s*(?:(?:[A-Za-z_]\w*=\S*|env|exec)\s+)*(?:\S*/)?"
+    r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec"
+    r"|python[\d.]*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.(?:run|launch))(?!\S)"
+)
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIALECT = 'a flag of sbatch: extra = ["--{}=…"] under [dialect] of the site file, for all jobs there'
 _FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
@@ -143,11 +148,14 @@ def check(request: Request, where: str) -> None:
             raise ConfigError(what, where=where, hint=hint)
 
     require(bool(_NAME.fullmatch(request.name)), f"name = {request.name!r}", "lower case, digits, - and _; at most 48")
-    require(bool(request.entry) != bool(request.command), "give either entry or command", 'entry = "module:function"')
+    both = bool(request.entry and request.command)
+    require(not both, "entry and command are both given", "leave one of them out")
+    require(bool(request.entry or request.command), "give either entry or command", 'entry = "module:function"')
     require(not request.entry or bool(_ENTRY.fullmatch(request.entry)), f"entry = {request.entry!r}", "module:function")
-    launcher = request.command.split(maxsplit=1)[0] if request.command.strip() else ""
+    launcher = _LAUNCHER.search(_QUOTED.sub("''", request.command))
     hint = "the ranks are started for you: name the program itself, and set tasks_per_node"
-    require(launcher not in _LAUNCHERS, f'command begins with "{launcher}", which would start ranks of its own', hint)
+    named = launcher.group(1) if launcher else ""
+    require(not launcher, f'command runs "{named}", which would start ranks of its own', hint)
     require(bool(request.entry) or not request.args, "args go with entry; a command has its own arguments")
     for key in ("nodes", "tasks_per_node", "cpus_per_task"):
         require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")

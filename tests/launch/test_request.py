@@ -34,14 +34,16 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         (GOOD + 'qos = "high"\n', 'unknown key "qos"', "tier"),
         (GOOD + 'mail-type = "END"\n', 'unknown key "mail-type"', "--mail-type=…"),
         (GOOD + "[retry]\nnoed = 1\n", 'unknown key "retry.noed"', "node"),
-        (GOOD + 'command = "true"\n', "either entry or command", ""),
+        (GOOD + 'command = "true"\n', "entry and command are both given", "leave one"),
         ('name = "x"\n', "either entry or command", ""),
         ('name = "x"\nentry = "module.function"\n', "entry =", "module:function"),
         ('name = "X y"\nentry = "m:f"\n', "name =", "lower case"),
         ('name = "x"\ncommand = "torchrun --nproc-per-node 1 a.py"\n', "start ranks of its own", "tasks_per_node"),
         (GOOD + "nodes = 0\n", "nodes = 0", ""),
         (GOOD + "gpus_per_node = -1\n", "gpus_per_node", ""),
-        (GOOD + 'framework = "tensorflow"\n', 'key "framework"', ""),
+        (GOOD + 'framework = "pytorch"\n', 'key "framework"', "torch"),
+        (GOOD + 'topology = "best"\n', 'key "topology"', "reservation"),
+        (GOOD + "[env]\nA = '1'\nN = 3\n", 'key "env.N"', ""),
         (GOOD + 'time = "soon"\n', "time:", "2h"),
         (GOOD + '[env]\nWANDB_API_KEY = "x"\n', "looks like a secret", "export WANDB_API_KEY"),
         (GOOD + '[env]\n"A-B" = "x"\n', "not a variable name", ""),
@@ -92,3 +94,26 @@ def test_the_reference_names_every_key(repo: Path) -> None:
     assert not [
         key for key in requests.Request.__struct_fields__ if f"`{key}`" not in text and f"`[{key}]`" not in text
     ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "OMP_NUM_THREADS=2 torchrun a.py",
+        'NOTE="two words" exec torchrun a.py',
+        "/opt/venv/bin/torchrun a.py",
+        "cd src && torchrun a.py",
+        "set -e\ntorchrun a.py",
+        "python -u -m torch.distributed.run a.py",
+    ],
+)
+def test_a_launcher_is_seen_behind_what_stands_before_it(tmp_path: Path, command: str) -> None:
+    """Ranks that each began a world of their own would train so many models that know nothing of each other."""
+    with pytest.raises(ConfigError, match="ranks of its own"):
+        requests.load(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
+
+
+@pytest.mark.parametrize("command", ["python torchrun.py", "echo 'a; torchrun b'", "python a.py --with torchrun"])
+def test_the_name_of_a_launcher_alone_is_none(tmp_path: Path, command: str) -> None:
+    """An argument, a quoted text or a file of that name starts nothing."""
+    requests.load(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
