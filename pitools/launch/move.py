@@ -108,10 +108,9 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
 
 def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
     """What was begun before, or a new move. Raises UsageError where there is nothing to move."""
-    given = settling.verdict(run_dir)
+    given, before = settling.verdict(run_dir), folder.read(run_dir / _FILE, Move)
     if given and given.state == "finished":
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
-    before = folder.read(run_dir / _FILE, Move)
     if before is None:
         return Move(to=folder.new_id(was.name), site=other.name, t=clock.now())
     if given and given.reason.startswith("moved to"):
@@ -125,14 +124,17 @@ def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
 def _hold(run_dir: Path, mine: Move) -> Verdict:
     """From here on nobody continues the run, neither its own job, nor Slurm, nor cron; returns what says so."""
     with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
+        if settling.verdict(run_dir) is None and cancel_request.read(run_dir):
+            hint = f"take that back: pit launch resume {run_dir.name} --force"
+            raise ClusterError("its cancel was asked for", where=str(run_dir), hint=hint)
         return settling.conclude(run_dir, "stopped", "cancelled", f"{settling.BEING_MOVED} {mine.site} as {mine.to}")
 
 
 def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Move:
     """Ask the run's job to save and end, and wait for it. Raises TryLater, UsageError where it has finished."""
     known = jobs.numbers(run_dir)
-    if known and jobs.is_open(run_dir, known[-1]):
-        once.find(run_dir, site, known[-1])  # nobody has heard yet what became of it
+    if known and jobs.is_open(run_dir, known[-1]):  # nobody has heard yet what became of it
+        once.find(run_dir, site, known[-1])
     ref = folder.read(run_dir / "job.json", folder.JobRef)
     if ref is None or is_finished(_state(site, ref)):
         return mine
@@ -218,7 +220,7 @@ def _begin(
         job_id, at = carried.send(run_dir, plan, other, mine.to, step, before=require)
     else:
         new = Path(plan.runs) / mine.to
-        if _is_unsent(new, other):
+        if _is_unsent(new):
             shutil.rmtree(new)
         if new.exists():
             job_id = resume(new, other).job_id
@@ -236,13 +238,11 @@ def _begin(
     return Moved(run_id=run_dir.name, to=mine.to, site=other.name, run_dir=at, job_id=job_id, step=steps)
 
 
-def _is_unsent(new: Path, other: Site) -> bool:
+def _is_unsent(new: Path) -> bool:
     """Whether whoever made the new run's folder was killed before anything could come of it."""
-    if not new.is_dir() or jobs.numbers(new) or jobs.newest(new):
-        return False
-    if other.scheduler == "slurm":  # where there is a script, `pit launch tick` may be about to submit it
-        return not (new / "script.sbatch").exists()
-    return not local.is_supervised(new)
+    # Where there is a script, `pit launch tick` may be about to submit it.
+    is_begun = jobs.numbers(new) or jobs.newest(new) or (new / "script.sbatch").exists()
+    return new.is_dir() and not is_begun and not local.is_supervised(new)
 
 
 def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from pitools.launch import plan as planning
 from pitools.launch.recover import settling
 from pitools.launch.reproduce import provenance
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.run import cancel_request, folder
 from pitools.site import load
 from pitools.site.model import Site
 
@@ -38,7 +38,9 @@ def main(steps, deaf=False):
     at, run = Path(os.environ["PIT_CHECKPOINT_DIR"]), Path(os.environ["PIT_RUN_DIR"]).name
     owner.claim(at, run, "m")
     done = find.newest(at) or 0
-    (Path(os.environ["PIT_ATTEMPT_DIR"]) / "began").write_text(str(done))
+    word = Path(os.environ["PIT_ATTEMPT_DIR"]) / "word"
+    word.write_text(str(done))
+    word.rename(word.with_name("began"))
     while done < steps and not told:
         time.sleep(0.05)
         done += 1
@@ -176,6 +178,18 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
     assert verdict.reason == settling.CANCELLED
     assert not (run_dir / "move.json").exists()
     assert not lives(run_dir)
+
+
+def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
+    """One that was asked for before the run was stopped here: it stays asked for, and the run begins nowhere else."""
+    run_dir = sites.start()
+    folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    with pytest.raises(ClusterError):
+        moving.move(run_dir, sites.here, sites.there)
+    assert not (sites.root / "there" / "runs").exists()
+    assert not (run_dir / "move.json").exists()
+    assert status.continued(run_dir, sites.here).action == "stop"  # type: ignore[union-attr]
+    until(lambda: not lives(run_dir))
 
 
 def refuse_once(start: Callable[[Path, Site], folder.JobRef]) -> Callable[[Path, Site], folder.JobRef]:
