@@ -46,6 +46,13 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
         raise os_error(error, path) from error
 
 
+def make_above(path: Path, mode: int) -> None:
+    """Make the folders above a path that are missing, each of at most this mode. Raises OSError."""
+    for above in reversed(path.parents):
+        if not above.exists():
+            above.mkdir(mode, exist_ok=True)
+
+
 def require_local(path: Path | str, where: str) -> None:
     """Raises UsageError for a URL in place of a path of this machine. A Path keeps one slash of a URL's two."""
     if match := _URL.match(str(path)):

@@ -93,7 +93,6 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         if run_dir.exists():
             folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
         else:
-            run_dir.parent.mkdir(parents=True, exist_ok=True)
             folder.make(run_dir, site.paths.runs_access)
         # Pickles are code: whoever could put one here would run as this user.
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

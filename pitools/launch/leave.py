@@ -69,7 +69,7 @@ def take(run_dir: Path, word: str) -> str:
     A folder that does not exist is made for `no`: a submission still under way then finds its place taken.
     """
     if word == NO:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
         (run_dir / LINK).symlink_to(word)
     except FileExistsError:

@@ -69,7 +69,6 @@ def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
     # Of this process alone: another that was killed here has left its own behind.
     building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
     try:
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
         folder.make(building, site.paths.runs_access)
         write_atomic(building / "request.toml", plan.request_text, durable=False)
         plan = provenance.capture(plan, site, building, run_dir)

@@ -36,7 +36,7 @@ import msgspec
 
 from pitools.core import clock, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
-from pitools.core.files import write_atomic
+from pitools.core.files import make_above, write_atomic
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
@@ -135,10 +135,11 @@ def new_id(name: str) -> str:
 
 
 def make(path: Path, access: str) -> None:
-    """Make the folder of a run, for its owner alone or, where the site says "group", readable by its group.
+    """Make a run's folder, its owner's alone or, where the site says "group", its group's to read, and those above it.
 
     Raises OSError, and ConfigError where others could put another folder in its place.
     """
+    make_above(path, 0o777 if access == "group" else 0o755)
     path.mkdir(mode=0o700)
     # Whatever the umask; a set-group-ID bit that it has from its parent stays.
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o777 | MODES[access])
@@ -276,7 +277,7 @@ def first_failure(run_dir: Path) -> tuple[int, int, str] | None:
 
 def write(path: Path, record: Record, *, durable: bool = False) -> None:
     """Write one record as a file that is whole or absent. durable: also after a loss of power."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_atomic(path, msgspec.json.encode(record) + b"\n", durable=durable)
 
 
@@ -295,6 +296,5 @@ def read(path: Path, kind: type[T]) -> T | None:
 
 def note(run_dir: Path, event: str, **detail: Any) -> None:
     """Append an event. One short write to a file opened for appending is not split by another process's."""
-    line = msgspec.json.encode(Event(t=clock.now(), event=event, detail=detail)) + b"\n"
-    with (run_dir / "events.jsonl").open("ab", buffering=0) as file:
-        file.write(line)
+    with open(run_dir / "events.jsonl", "ab", buffering=0, opener=lambda at, how: os.open(at, how, 0o644)) as file:
+        file.write(msgspec.json.encode(Event(t=clock.now(), event=event, detail=detail)) + b"\n")

@@ -62,9 +62,11 @@ class StepLog:
     """Appends steps to one rank's file; each line is flushed, so a killed rank loses at most the step it was in."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.rank = rank
-        self._file: IO[bytes] = (folder / f"{rank}.jsonl").open("ab", buffering=0)
+        self._file: IO[bytes] = open(  # noqa: SIM115
+            folder / f"{rank}.jsonl", "ab", buffering=0, opener=lambda at, how: os.open(at, how, 0o644)
+        )
 
     def write(self, *, step: int, loss: float, wall_s: float, input_s: float, compute_s: float, comm_s: float,
               samples: int, bytes_read: int = 0) -> None:  # fmt: skip

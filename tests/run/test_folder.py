@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from pitools.core.errors import DataError, UsageError
+from pitools.launch import leave
 from pitools.run import folder
+from pitools.run.steps import StepLog
 
 
 def test_ids_sort_by_time_and_differ() -> None:
@@ -46,3 +50,23 @@ def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         folder.read(path, folder.Attempt)
     assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(("access", "above"), [("owner", 0o755), ("group", 0o775)])
+def test_a_lax_umask_lets_nobody_else_write(tmp_path: Path, access: str, above: int) -> None:
+    """Of a run nothing can be written by its group; what is made above it only where the site trusts the group."""
+    run = tmp_path / "lab" / "runs" / "a"
+    before = os.umask(0o002)
+    try:
+        folder.make(run, access)
+        for name in ("jobs", "attempts", "attempts/0"):  # as they are made before there is anything in them
+            (run / name).mkdir(0o755)
+        folder.write(run / "jobs" / "0" / "job.json", folder.JobRef(job_id="1", site="alpha", submitted="now"))
+        folder.note(run, "created")
+        StepLog(run / "attempts" / "0" / "steps", 0).close()
+        leave.take(run / "jobs" / "1", leave.NO)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (run.parent, run.parent.parent)] == [above, above]
+    opened = [path for path in run.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
+    assert [path.name for path in opened] == []

@@ -33,7 +33,7 @@ def arm(attempt: Path, rank: int) -> None:
     """Let this process write its stacks to the attempt's folder at SIGNAL, and to its log when it dies of a fault."""
     try:
         faulthandler.enable()
-        (attempt / "stacks").mkdir(exist_ok=True)
+        (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
         # Open for as long as the process lives: a handler in C writes to the descriptor, whatever Python is doing.
         file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0)  # noqa: SIM115
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
@@ -61,7 +61,7 @@ def everywhere(attempt: Path, node_list: str, nodes: int) -> None:
 def here(attempt: Path, node: str) -> list[int]:
     """Collect the stacks of this node's ranks; returns their numbers."""
     found = {rank.rank: rank.pid for rank in folder.ranks(attempt, node) if _is_ours(rank, attempt)}
-    (attempt / "stacks").mkdir(exist_ok=True)
+    (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
     with ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda rank: _of_rank(attempt, rank, found[rank]), found))
     return sorted(found)

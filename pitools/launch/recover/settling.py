@@ -252,7 +252,7 @@ def reopen(run_dir: Path) -> Verdict | None:
     given = verdict(run_dir)
     if given:
         kept = run_dir / "verdicts"
-        kept.mkdir(exist_ok=True)
+        kept.mkdir(mode=0o755, exist_ok=True)
         os.rename(run_dir / "verdict.json", kept / f"{len(list(kept.iterdir()))}.json")
         folder.note(run_dir, "reopened", was=given.reason)
     return given
