@@ -23,6 +23,15 @@ def test_what_it_makes_it_accepts(tmp_path: Path, umask: int) -> None:
     assert private(made) == made
 
 
+def test_a_sticky_folder_will_do_above_it(tmp_path: Path) -> None:
+    """As in /tmp: others cannot exchange what lies there; a folder that is sticky itself is as open as any."""
+    tmp_path.chmod(0o1777)
+    made = private(tmp_path / "queue")
+    made.chmod(0o1777)
+    with pytest.raises(ClusterError):
+        private(made)
+
+
 def test_what_others_can_write_is_refused(tmp_path: Path) -> None:
     """A folder, or its parent, that others can write to is not believed."""
     for opened in ("", "pitools"):
