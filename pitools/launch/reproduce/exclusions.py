@@ -18,7 +18,9 @@ Reason = Literal["", "secret", "ignored"]
 _KEY_BYTES = 64 << 10  # no private key is larger
 _SECRETS = GitIgnoreSpec.from_lines([
     ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist", ".envrc", ".netrc", "_netrc",
-    ".pgpass", ".my.cnf", ".npmrc", ".pypirc", ".git-credentials", ".vault-token", ".htpasswd", ".aws/", ".azure/",
+    ".netrc~", ".pgpass", ".my.cnf", ".npmrc", ".pypirc", ".git-credentials", ".vault-token", ".htpasswd", ".s3cfg",
+    ".boto", ".dockercfg", ".databrickscfg", ".passwd-s3fs", "rclone.conf", "kubeconfig", ".hf_token",
+    ".bash_history", ".zsh_history", ".python_history", ".env~", ".aws/", ".azure/",
     ".gnupg/", ".huggingface/", ".kaggle/", ".kube/", ".oci/", ".ssh/", ".config/gcloud/",
     ".cache/huggingface/token", ".docker/config.json", ".streamlit/secrets.toml",
     "application_default_credentials.json", "client_secret*.json", "credentials.json", "service-account*.json",

@@ -17,6 +17,7 @@ MARK = "c0ffee-secret-c0ffee"
 SECRETS = [
     ".env", ".env.local", "sub/.ENV", ".netrc", ".aws/credentials", ".ssh/config", "id_rsa", "sub/id_ed25519", ".npmrc",
     ".kube/config", ".pypirc", ".git-credentials", ".config/gcloud/token.db", "service-account-x.json", "a.p12",
+    ".s3cfg", ".boto", ".dockercfg", "sub/.databrickscfg", "rclone.conf", "kubeconfig", ".bash_history", ".netrc~",
 ]  # fmt: skip
 
 
