@@ -140,6 +140,9 @@ def partition(site: Site, name: str, where: str) -> Partition:
     """The partition of this name. Raises ConfigError naming the nearest."""
     if name not in site.partitions:
         what, hint = f'site "{site.name}" has no partition "{name}"', nearest(name, site.partitions)
+        if not name:
+            what = f'no partition is asked for, and site "{site.name}" has no default'
+            hint = f'partition = "…", in the request or in [defaults] of the site file; {hint}'
         raise ConfigError(what, where=_said("PIT_PARTITION", name) or where, hint=hint)
     return site.partitions[name]
 

@@ -29,6 +29,7 @@ _OPEN = (
     "'(' ! -user 0 ! -user \"$(id -u)\" ! -user \"$s\" -o ! -perm -1000 '(' -perm -002 -o -perm -020 ! -group 0 "
     "! -group \"$(id -g)\" ')' ')' -print; p=${p%/*}; done"
 )
+_HAS_COMMANDS = 'for one in sbatch scontrol sinfo squeue srun; do [ -x "$1/$one" ] && exit; done; exit 1'
 _CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -153,6 +154,9 @@ def _python(site: Site) -> Iterator[Finding]:
 def _live(site: Site) -> Iterator[Finding]:
     slurm = client(site)
     yield from _versions(site, slurm)
+    if site.slurm.bin and call(slurm.reach, ["sh", "-c", _HAS_COMMANDS, "pit", site.slurm.bin], env=READING).code:
+        problem = f"{site.slurm.bin} holds no command of Slurm: those that a PATH leads to answer"
+        yield Finding(site=site.name, key="slurm.bin", problem=problem, hint='bin = "…"; pit site probe finds it')
     if site.reach.kind == "ssh" and site.slurm.conf:
         yield from _conf_there(site, slurm)
     partitions = {partition.partition: partition for partition in slurm.partitions()}

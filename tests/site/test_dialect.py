@@ -95,3 +95,12 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
     assert template.fill("/a/{user}/{node}", node="n1") == f"/a/{os.getuid()}/n1"
     monkeypatch.setattr(os, "getuid", nobody)
     assert template.fill("/a/{node}", node="n1") == "/a/n1"
+
+
+def test_no_partition_at_all_is_said_as_that(write_site: Callable[[str, str], object]) -> None:
+    """A site without a default and a request without a partition: exit code 3, and where to say one."""
+    write_site("bare", 'name = "bare"\n[partitions.train]\n')
+    with pytest.raises(ConfigError) as caught:
+        dialect.partition(load.load("bare"), "", "r.toml")
+    assert "no partition is asked for" in caught.value.what
+    assert ["[defaults]" in caught.value.hint, "train" in caught.value.hint] == [True, True]

@@ -85,6 +85,15 @@ def test_commands_that_no_controller_understands_are_told_apart(pit: Pit, tmp_pa
 
 
 @pytest.mark.slurm
+def test_a_folder_without_commands_is_found(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
+    """Those of the PATH would answer in their place, and nobody would know."""
+    text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "two"')
+    (tmp_path / "two.toml").write_text(text.replace("[slurm]", f'[slurm]\nbin = "{tmp_path}"'))
+    found = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in found] == ["slurm.bin"]
+
+
+@pytest.mark.slurm
 def test_commands_of_another_version_are_found(clusters: Path, dev_sites: Path, pit: Pit, tmp_path: Path) -> None:
     """Its version differs from the controller's; and what answers is not the cluster that the file names."""
     tool(tmp_path / "bin" / "sinfo", "echo slurm 99.05.1")

@@ -69,6 +69,7 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[network.env]\nPIT_PYTHON = "x"\n', "PIT_PYTHON", "leave"),
         ('[slurm]\nbin = "slurm/bin"\n', "slurm.bin", "/opt/slurm/bin"),
         ('[defaults]\ntime = "2 hours"\n', 'defaults.time: "2 hours" is not a duration', "2h"),
+        ("[partitions.a]\nnodes = -1\n", "partitions.a.nodes", "0 is not known"),
         ('[partitions.a]\nmax_time = "UNLIMITTED"\n', "partitions.a.max_time", "2h"),
     ],
 )
