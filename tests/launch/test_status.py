@@ -54,6 +54,7 @@ class Says:
 
     def __init__(self, word: str) -> None:
         self.word, self.ended, self.was_there = word, [""], [False, False]
+        self.named: list[str] = []
         self.run_dir = Path()
         self.refuses: PitError | None = None
         self.waits = polling.Told(state="PENDING", age_s=0.0)
@@ -64,11 +65,12 @@ class Says:
     def states(self, site: object, ids: list[str]) -> dict[str, polling.Told]:
         return dict.fromkeys(ids, self.waits)
 
-    def cancel(self, ids: list[str]) -> None:
+    def cancel(self, ids: list[str], name: str = "") -> None:
         self.was_there = [(self.run_dir / name).exists() for name in ("cancel.json", "verdict.json")]
         if self.refuses:
             raise self.refuses
         self.ended = list(ids)
+        self.named += [name] if name else []
 
 
 @pytest.fixture
@@ -136,12 +138,14 @@ def test_the_verdict_is_what_counts(run_dir: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_cancel_is_asked_for_first(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is on disk before Slurm is told, is the verdict only after, ends every job, and again does no harm."""
+    """It is on disk before Slurm is told, is the verdict only after, ends every job, and again does no harm: by then
+    the ids may be other jobs', and only those of the run's names are ended."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    for there in ([True, False], [False, True]):
-        status.cancel(run_dir, load("alpha"))
-        assert (slurm.ended, slurm.was_there) == (["5", "6"], there)
-        assert not (run_dir / "cancel.json").exists()
+    status.cancel(run_dir, load("alpha"))
+    assert (slurm.ended, slurm.named, slurm.was_there) == (["5", "6"], [], [True, False])
+    assert not (run_dir / "cancel.json").exists()
+    status.cancel(run_dir, load("alpha"))
+    assert (slurm.ended, slurm.named, slurm.was_there) == (["6"], ["r", "r.1"], [False, True])
     assert settling.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
 

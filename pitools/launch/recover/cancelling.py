@@ -41,7 +41,7 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
     moving = given if given and given.reason.startswith(settling.BEING_MOVED) else None
     if given and not moving:
-        _end_jobs(run_dir, site)
+        _end_jobs(run_dir, site, is_over=True)
         return given
     if not moving and _has_finished(run_dir):
         _end_jobs(run_dir, site)
@@ -96,8 +96,11 @@ def _ended_by_itself(run_dir: Path) -> bool:
     return last.name.isdecimal() and not end.was_told(last)
 
 
-def _end_jobs(run_dir: Path, site: Site) -> None:
-    """End every job of the run. Raises what ending them raises."""
+def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
+    """End every job of the run. Raises what ending them raises.
+
+    is_over: it has its verdict, perhaps for long, and since then its ids may have become other jobs'.
+    """
     job = jobs.newest(run_dir)
     if site.scheduler == "none":
         try:
@@ -110,8 +113,12 @@ def _end_jobs(run_dir: Path, site: Site) -> None:
         if job:
             jobs.check_cluster(site, job)
         made = [_known(run_dir, site, number) for number in jobs.numbers(run_dir)]
-        if ids := dict.fromkeys(one.job_id for one in (*made, job) if one):
-            client(site).cancel(list(ids))
+        known = {one.job_id: jobs.name(run_dir, one.number) for one in (*made, job) if one}
+        if is_over and made:
+            for job_id, name in known.items():
+                client(site).cancel([job_id], name=name)
+        elif known:
+            client(site).cancel(list(known))
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
