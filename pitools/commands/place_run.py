@@ -100,7 +100,8 @@ def tick(ctx: click.Context, form: str) -> None:
 def watch(every: str, until_empty: bool, form: str) -> None:
     """Tick again and again, and show the queue live; in a pipe, one record for every change.
 
-    As TSV, jobs and sites have the same columns; as a table in a pipe, each change is a line for people.
+    As TSV, jobs and sites have the same columns; as a table in a pipe, each change is a line for people. A job that
+    cannot be read is told on stderr; with --until-empty, where no other is left, it is an error.
     """
     import sys
 
@@ -115,9 +116,16 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     place = queue.root()
     ticker, changes = _ticker(place), follow.Changes()
     every_s = units.seconds(every)
+    told: set[str] = set()
 
     def is_enough(ticked: Ticked) -> bool:
-        return until_empty and not ticked.jobs
+        broken = [text for text in ticked.sites.broken if text not in told]
+        told.update(broken)
+        is_empty = until_empty and not ticked.jobs
+        if is_empty and (unread := queue.jobs(place)[1]):
+            raise unread[0]
+        _tell(broken)
+        return is_empty
 
     if form not in ("auto", "table") or not sys.stdout.isatty():
         with Output("jsonl" if form == "auto" else form) as out:

@@ -104,6 +104,8 @@ def test_a_broken_job_is_told_once(machine: Machine) -> None:
     (machine.folder / "place" / "jobs" / "bad" / "job.json").write_text("{")
     assert [len(machine.pit("tick")[2].splitlines()) for _ in range(3)] == [1, 0, 0]
     assert machine.pit("list")[0] == 5
+    code, _, said = machine.pit("watch", "--until-empty")
+    assert (code, "jobs/bad" in said) == (5, True)
 
 
 def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
