@@ -197,6 +197,15 @@ def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -
     assert error.where.startswith(str(path))
 
 
+def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
+    """Who renames arrays in a schema learns of every one in the first try, and how one may be named."""
+    path = robomimic(3)
+    for name in ("étoile", "a b", "fine"):
+        change(path, f"data/demo_0/obs/{name}", np.zeros(3))
+    what = refused(path).what
+    assert [word in what for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [True, True, False, True]
+
+
 def test_skip_is_the_way_out(robomimic, tmp_path) -> None:
     """What was refused by name can be left out by name."""
     path = robomimic(3)

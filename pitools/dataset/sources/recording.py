@@ -23,6 +23,7 @@ LEFT_OUT_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr keeps names with a leading `__` to itself, and `*.json` would meet its files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
+_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; none begins with . or - or __ or {RESERVED}, or ends in .json"
 
 
 class Changed(DataError):
@@ -169,12 +170,19 @@ def check_unique(names: Sequence[str], where: str) -> None:
         raise DataError(what, where=where, hint="rename one in the recording, or leave it out with --skip")
 
 
+def _may_be_named(name: str) -> bool:
+    return not name.startswith(RESERVED) and all(_NAME_PART.fullmatch(part) for part in name.split("/"))
+
+
 def _check_names(names: Sequence[str], where: str) -> None:
     """Raises DataError for an array name that cannot be a path in the store, or that stands in another's way."""
+    wrong = [repr(name) for name in names if not _may_be_named(name)]
+    if wrong:
+        more = f", nor {len(wrong) - 5} others as they are" if len(wrong) > 5 else ""
+        what = f"an array cannot be named {' or '.join(wrong[:5])}{more} (expected {_NAMES})"
+        hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
+        raise DataError(what, where=where, hint=hint)
     for name in names:
-        if not all(_NAME_PART.fullmatch(part) for part in name.split("/")) or name.startswith(RESERVED):
-            hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
-            raise DataError(f"an array cannot be named {name!r}", where=where, hint=hint)
         if clash := next((other for other in names if other.startswith(name + "/")), ""):
             hint = "rename one by [rename] in a --schema file, or leave it out with --skip"
             raise DataError(f"{clash!r} lies in {name!r}", where=where, hint=hint)
