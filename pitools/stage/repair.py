@@ -78,7 +78,10 @@ def _wanted(path: Path, version: str, source: str) -> Dataset:
     own, there = _own(path, version), _loaded(source)
     expected = own.manifest.subset.parent if own and own.manifest.subset else version
     if there and there.version != expected:
-        raise DataError(f"its source holds version {there.version} now")
+        if own:
+            raise DataError(f"its source holds version {there.version} now")
+        what = f"its own manifest is damaged, and its source holds version {there.version}, of which it may be a part"
+        raise DataError(what, hint="stage it again, with the --arrays, --steps or --episodes that were given")
     if own:
         return structs.replace(own, source=source_of(source))
     return there or load(source)

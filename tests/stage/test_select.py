@@ -25,7 +25,11 @@ from pitools.dataset.write import grid
 from pitools.stage import boundaries
 from pitools.stage.local import LocalSource
 from pitools.stage.plain.stores import describe, read_whole, survey
+from pitools.stage.repair import repair
+from pitools.stage.run import stage
 from pitools.stage.select import Selection, subset
+from pitools.stage.source import load
+from pitools.stage.verify import Finding, check
 from pitools.store import keys, manifest
 from pitools.store import zarr as metadata
 from pitools.store.manifest import FILE_NAME, ArraySchema, FileEntry, Manifest, Subset
@@ -445,6 +449,17 @@ def test_boundaries_that_are_not_understood(tmp_path: Path, stored: dict[str, An
     zarr.create_array(folder, name="action", data=np.ones((9, 2)), chunks=(2, 2))
     with pytest.raises(UsageError, match=r"axes|understood"):
         select_plain(folder, episodes="0")
+
+
+def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path, take: Take, root: Path) -> None:
+    """Nothing but its manifest says which part a set was: it is to be staged again, and its source did not change."""
+    part = load(take(whole, arrays=["action"]))
+    at = Path(stage(structs.replace(part, source=LocalSource(folder=whole)), root).path)
+    (at / FILE_NAME).chmod(0o600)
+    (at / FILE_NAME).write_bytes(b"{")
+    found = [each for each in check(at, readers=1) if isinstance(each, Finding)]
+    record = repair(root, part.version, found)
+    assert (record.state, " now" in record.reason, "--arrays" in record.reason) == ("failed", False, True)
 
 
 def test_no_episodes(tmp_path: Path) -> None:
