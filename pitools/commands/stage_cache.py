@@ -158,10 +158,13 @@ def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_ru
     done = space.make_room(root, lambda _: space.Lack(0, size - space.available_bytes(root)), dry_run=dry_run)
     for item, n_bytes in done.gone:
         out(evicting.eviction(item, n_bytes, "", dry_run=dry_run))
-    if done.missing and not dry_run:
-        what = f"{units.size_text(size)} needed, {units.size_text(space.available_bytes(root))} free"
+    if not done.missing:
+        return 0
+    what = f"{units.size_text(size)} needed, {units.size_text(space.available_bytes(root))} free"
+    if not dry_run:
         raise NoSpace(what, where=str(root), hint=space.why(done.stay))
-    return 1 if done.missing else 0
+    click.echo(f"pit-stage evict: {what}, and nothing would go: {space.why(done.stay)}", err=True)
+    return 1
 
 
 def _require_root(root: Path) -> None:
