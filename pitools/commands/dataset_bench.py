@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import format_option, warnings_as_notes
 from pitools.core.errors import ToolMissing
 from pitools.core.output import Output
 
@@ -38,10 +38,11 @@ def bench(
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]
     function = find(transform) if transform else None
-    stages = run(
-        resolve(dataset), batch_size=batch_size, length=length, threads=threads, names=names, transform=function,
-        limit_s=limit_s,
-    )  # fmt: skip
+    with warnings_as_notes():
+        stages = run(
+            resolve(dataset), batch_size=batch_size, length=length, threads=threads, names=names, transform=function,
+            limit_s=limit_s,
+        )  # fmt: skip
     with Output(form, COLUMNS) as out:
         for stage in stages:
             out(stage)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from pitools.commands.options import format_option
+from pitools.commands.options import format_option, warnings_as_notes
 from pitools.core.output import Output
 
 COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_steps", "split", "dropped")
@@ -41,7 +41,8 @@ def plan_packing(
     from pitools.store.resolve import resolve
 
     arrays = Arrays(resolve(dataset))
-    episodes = select(arrays, Filters(splits=splits, tasks=tasks))
+    with warnings_as_notes():
+        episodes = select(arrays, Filters(splits=splits, tasks=tasks))
     with Output(form, COLUMNS) as out:
         for length in lengths:
             out(report(arrays, episodes, length, window=window, long=long))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,3 +78,13 @@ def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
             raise UsageError(f'"{value}" is not NAME=PATH', where=flag, hint=f"{flag} demo=/path/to/dataset")
         found[name] = rest
     return found
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Say what the code within warns of, without the file and the line that did."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default", UserWarning)
+        yield
+    for warning in found:
+        click.echo(f"pit: note: {warning.message}", err=True)

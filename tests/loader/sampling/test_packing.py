@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pitools.commands.dataset_packing import plan_packing
 from pitools.core.errors import ConfigError, UsageError
+from pitools.dataset.catalog.retire import retire
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.packed import Packed
 from pitools.loader.sampling.packing import Packing, best_fit
@@ -192,5 +193,9 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     assert run.exit_code == 0, run.output
     assert run.stdout.splitlines()[0].split()[-2:] == ["SPLIT", "DROPPED"]
     assert run.stdout.splitlines()[1].split()[-2:] == ["0", "1"]
+    retire(path, why="blurred")
+    run = CliRunner().invoke(plan_packing, [str(path), "--length", "48"])
+    assert (run.exit_code, run.stderr.startswith(f"pit: note: {path} is retired")) == (0, True)
+    assert len(run.stderr.splitlines()) == 1
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--long", "refuse"])
     assert isinstance(run.exception, ConfigError)
