@@ -47,7 +47,9 @@ class RunSnapshot(NamedTuple):
         try:
             ended = folder.read(last / "exit.json", folder.Attempt)
         except DataError as error:
-            damaged = f"attempts/{last.name}/exit.json is {error.what}"
+            is_empty = not (last / "exit.json").stat().st_size
+            what = "empty, as a full disk leaves a file" if is_empty else error.what
+            damaged = f"attempts/{last.name}/exit.json is {what}"
         return cls(
             run_dir, settling.plan_of(run_dir), _newest_job(run_dir),
             made[-1].name if made else "", len(made),

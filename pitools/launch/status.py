@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError, PitError, TryLater
+from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.launch import local, polling
 from pitools.launch.recover import asking, putback, settling, times, why
@@ -41,7 +41,7 @@ _UNDATED = "1970-01-01T00:00:00Z"  # of a cancel whose record is damaged
 
 Tell = Callable[[Path, PitError], None]
 
-__all__ = ["Watch", "cancel", "continued", "last_step", "plan_of", "show", "show_all", "summary", "wait"]
+__all__ = ["Watch", "cancel", "continued", "last_step", "once", "plan_of", "show", "show_all", "summary", "wait"]
 
 
 def show(run_dir: Path, site: Site, *, ask: bool = True, max_age_s: float = _NEW_S) -> folder.Run:
@@ -197,7 +197,7 @@ class Watch:
 def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[[str], None]) -> folder.Run:
     """Wait until the run has its verdict, over as many jobs as that takes, or is lost.
 
-    seen: gets its new steps. tell: gets a line for each attempt that fails on the way.
+    seen: gets its new steps. tell: gets a line for each attempt that fails on the way, and for a disk that is full.
 
     Continues it where that is due, as `resume` does; raises what that raises for good, and waits through TryLater.
     Raises ClusterError where Slurm holds its job until somebody releases it.
@@ -221,9 +221,9 @@ def wait(run_dir: Path, site: Site, seen: Callable[[int], None], tell: Callable[
             raise held_error(run)
         if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_BACK_S:
             looked_at = time.monotonic()
-            continued(run_dir, site)
+            continued(run_dir, site, once(told, tell))
         if is_finished(run.state) or watch.lost:
-            done = continued(run_dir, site)
+            done = continued(run_dir, site, once(told, tell))
             if done and done.action in ("over", "done", "stop"):
                 return show(run_dir, site, ask=False)
             if not watch.lost or (done and done.action in ("resubmit", "submitted")):
@@ -257,12 +257,29 @@ def may_be_held_back(run: folder.Run, site: Site) -> bool:
     return ref is not None and putback.may_be(Path(run.run_dir), ref, site)
 
 
-def continued(run_dir: Path, site: Site) -> Resumed | None:
-    """Continue a run if that is due; None where another process is at it, or Slurm has no time now."""
+def continued(run_dir: Path, site: Site, tell: Callable[[str], None]) -> Resumed | None:
+    """Continue a run if that is due; None where another process is at it, or Slurm or its disk has no room now.
+
+    tell: gets what only a person can change: the disk.
+    """
     try:
         return resume(run_dir, site)
+    except NoSpace as error:
+        tell(f"{run_dir.name} waits for room: {error}; {error.hint}")
+        return None
     except TryLater:
         return None
+
+
+def once(told: set[str], tell: Callable[[str], None]) -> Callable[[str], None]:
+    """The same teller, silent about what is in `told` already; that gets what it says."""
+
+    def say(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
+
+    return say
 
 
 def summary(run_dir: Path) -> steps.Summary | None:

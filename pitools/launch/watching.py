@@ -58,7 +58,7 @@ def rounds(
         for run in found:
             if _is_due(run, site, tried):
                 tried[run.run_id] = time.monotonic()
-                _continue(Path(run.run_dir), site, tell)
+                _continue(Path(run.run_dir), site, tell, once)
         time.sleep(every_s)
 
 
@@ -70,9 +70,9 @@ def _is_due(run: Run, site: Site, tried: dict[str, float]) -> bool:
     return (ended or bool(run.cancel_asked) or status.may_be_held_back(run, site)) and is_own(Path(run.run_dir))
 
 
-def _continue(run_dir: Path, site: Site, tell: Callable[[str], None]) -> None:
+def _continue(run_dir: Path, site: Site, tell: Callable[[str], None], once: Callable[[str], None]) -> None:
     try:
-        done = status.continued(run_dir, site)
+        done = status.continued(run_dir, site, once)
     except PitError as error:
         tell(f"{run_dir.name}: {error}")
         return

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.errors import ClusterError, NoSpace, PitError, Unreachable
 from pitools.launch import jobs, once, polling, status, watching
 from pitools.launch import plan as planning
 from pitools.launch.recover import asking, cancelling, settling
@@ -160,7 +160,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     slurm.refuses = None
     (run_dir / "attempts").mkdir(exist_ok=True)
     (run_dir / "script.sbatch").touch()
-    done = status.continued(run_dir, load("alpha"))
+    done = status.continued(run_dir, load("alpha"), lambda _: None)
     assert done is not None
     assert (done.action, slurm.ended) == ("stop", ["5", "6"])
     run = status.show(run_dir, load("alpha"))
@@ -226,7 +226,7 @@ def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPa
     say("RUNNING", run_dir, monkeypatch)
     (run_dir / "attempts" / "0" / "exit.json").write_bytes(b"")
     run = status.show(run_dir, load("alpha"))
-    assert (run.state, "attempts/0/exit.json" in run.reason) == ("RUNNING", True)
+    assert (run.state, run.reason) == ("RUNNING", "attempts/0/exit.json is empty, as a full disk leaves a file")
     assert status.show(run_dir, load("alpha"), ask=False).state == "UNKNOWN"
     assert status.cancel(run_dir, load("alpha")) is None
     assert status.show(run_dir, load("alpha")).state == "CANCELLED"
@@ -284,3 +284,26 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
     monkeypatch.setattr(status.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
     assert status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None).is_over
     assert len(asked) < 30, "each of them asks slurmctld"
+
+
+@pytest.mark.parametrize("by", ["wait", "watch"])
+def test_a_full_disk_is_told_while_it_is_waited_for(run_dir: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Once, with the file: only a person can make room, and a run that waits in silence seems to hang."""
+    say("FAILED", run_dir, monkeypatch)
+    heard: list[str] = []
+    tries = iter(range(3))
+
+    def full(run_dir: Path, _: object) -> None:
+        if next(tries) == 2:
+            settling.conclude(run_dir, "stopped", "storage", "no space left", 1)
+        raise NoSpace("no space left", where=str(run_dir / "decision.json"), hint="free space there")
+
+    monkeypatch.setattr(status, "resume", full)
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    monkeypatch.setattr(watching, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
+    if by == "wait":
+        assert status.wait(run_dir, load("alpha"), lambda _: None, heard.append).is_over
+    else:
+        assert len(list(watching.rounds([run_dir], load("alpha"), heard.append, every_s=0))) == 4
+    assert len([line for line in heard if "decision.json" in line]) == 1
