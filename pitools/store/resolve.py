@@ -81,6 +81,8 @@ def split(text: str) -> tuple[Path, str]:
     """Root and name of `ROOT/NAME`. Raises UsageError where there is no dataset."""
     path = _path(text).absolute()
     if not any(versions(path.parent, path.name)):
+        if (path / FILE_NAME).is_file():
+            raise UsageError("this is one version of a dataset", where=str(path), hint=f"give {path.parent}")
         raise _unknown(path)
     return path.parent, path.name
 

@@ -65,6 +65,14 @@ def test_links_and_what_is_said(publish, tmp_path) -> None:
         resolve(tmp_path / "x@prod")
 
 
+def test_a_version_where_its_dataset_is_meant(publish, tmp_path) -> None:
+    """It has all that a dataset has, so what is said is not that it has none, but which folder to give."""
+    path = publish(tmp_path, "x")
+    with pytest.raises(UsageError, match="one version") as caught:
+        split(str(path))
+    assert caught.value.hint == f"give {path.parent}"
+
+
 def test_what_names_nothing(publish, tmp_path) -> None:
     """A name that fits no version, or several, is refused with what there is."""
     root = tmp_path / "root"
