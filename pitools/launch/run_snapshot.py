@@ -21,7 +21,8 @@ _TAIL = 4096  # bytes: a step's line is a few hundred
 class RunSnapshot(NamedTuple):
     """What a run's folder holds at one moment. attempt: the newest's name. ended: how it did.
 
-    damaged: what is wrong with the record of that, "" for nothing: it has ended, and only Slurm knows how.
+    damaged: what is wrong with the record of that, "" for nothing: it has ended, and only Slurm knows how. created:
+    when the folder was made, however many jobs it has had since; where that is not known, when its job was.
     """
 
     run_dir: Path
@@ -36,6 +37,7 @@ class RunSnapshot(NamedTuple):
     verdict: Verdict | None
     cancel: cancel_request.Cancel | None
     damaged: str
+    created: str
 
     @classmethod
     def of(cls, run_dir: Path) -> RunSnapshot:
@@ -50,12 +52,14 @@ class RunSnapshot(NamedTuple):
             is_empty = not (last / "exit.json").stat().st_size
             what = "empty, as a full disk leaves a file" if is_empty else error.what
             damaged = f"attempts/{last.name}/exit.json is {what}"
+        job = _newest_job(run_dir)
         return cls(
-            run_dir, settling.plan_of(run_dir), _newest_job(run_dir),
+            run_dir, settling.plan_of(run_dir), job,
             made[-1].name if made else "", len(made),
             step.step + 1 if step else evidence.progress(run_dir),
             ended, settling.read(last / "cause.json", Cause), settling.read(last / "decision.json", Decision),
             settling.verdict(run_dir), cancel_request.read(run_dir), damaged,
+            _created(run_dir) or (job.submitted if job else ""),
         )  # fmt: skip
 
     @property
@@ -75,6 +79,16 @@ def _newest_job(run_dir: Path) -> folder.JobRef | None:
         return folder.read(run_dir / "job.json", folder.JobRef)
     except DataError:
         return jobs.newest(run_dir)
+
+
+def _created(run_dir: Path) -> str:
+    """When the run's first event was, "" where that cannot be read."""
+    try:
+        with (run_dir / "events.jsonl").open("rb") as file:
+            first = decode_json(file.readline(_TAIL), folder.Event)
+    except (OSError, msgspec.DecodeError):
+        return ""
+    return first.t if first.event == "created" else ""
 
 
 def last_step(attempt: Path) -> steps.Step | None:

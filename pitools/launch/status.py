@@ -120,7 +120,7 @@ def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.
         state=state,
         exit_code=code,
         nodes=seen.plan.job.nodes,
-        created=seen.job.submitted if seen.job else "",
+        created=seen.created,
         attempt=seen.attempt,
         attempts=seen.attempts,
         steps=seen.steps,

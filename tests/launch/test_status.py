@@ -107,6 +107,17 @@ def test_a_run_is_its_newest_job(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     assert status.show(run_dir, load("alpha"), ask=False).state == "UNKNOWN"
 
 
+def test_when_a_run_was_created(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its folder was made: not with its newest job, nor only once Slurm has taken one."""
+    say("RUNNING", run_dir, monkeypatch)
+    assert status.show(run_dir, load("alpha")).created == "2026-01-01T00:00:00Z"  # the folder does not say
+    folder.note(run_dir, "created", site="alpha")
+    t = folder.read(run_dir / "job.json", folder.JobRef).submitted  # type: ignore[union-attr]
+    assert status.show(run_dir, load("alpha")).created > t
+    (run_dir / "job.json").unlink()
+    assert status.show(run_dir, load("alpha"), ask=False).created > t
+
+
 @pytest.mark.parametrize("word", ["UNKNOWN", "PENDING"])
 def test_what_has_just_begun_is_known_before_slurm_says_so(
     word: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
