@@ -249,19 +249,27 @@ move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
         end(begun)
 
 
-@pytest.mark.parametrize("before", ["carried.copy", "submit._start"])
+@pytest.mark.parametrize("before", ["carried.copy", "submit._start", "local.proc.start"])
 def test_killed_before_it_was_submitted(sites: Sites, before: str) -> None:
-    """While its checkpoint was copied, or just before its job: the same command begins that anew, and it goes on."""
+    """While its checkpoint was copied, or just before its job: the same command begins that anew, and it goes on.
+
+    While nobody can say whether a process has begun, it says to come again.
+    """
     run_dir = sites.start()
     program = f"""
 import os
 from pathlib import Path
-from pitools.launch import carried, move, submit
+from pitools.launch import carried, local, move, submit
 from pitools.site import load
 {before} = lambda *_, **__: os._exit(9)
 move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 9
+    if before == "local.proc.start":
+        with pytest.raises(TryLater):
+            moving.move(run_dir, sites.here, sites.there)
+        for path in (sites.root / "there" / "runs").glob(f"t-*/{local.STARTING}"):
+            os.utime(path, (0, 0))
     moved = moving.move(run_dir, sites.here, sites.there)
     try:
         until(lambda: (Path(moved.run_dir) / "attempts" / "0" / "began").exists())

@@ -114,7 +114,13 @@ def _check(run_dir: Path, site: Site) -> None:
 
 
 def _first(run_dir: Path, site: Site) -> Resumed:
-    """Submit a run whose maker was killed before it came to that. Raises DataError where it left too little."""
+    """Submit a run whose maker was killed before it came to that.
+
+    Raises DataError where it left too little, TryLater where it may have come to more.
+    """
+    if site.scheduler == "none" and local.is_supervised(run_dir):
+        hint = "the same command again in a minute"
+        raise TryLater("a process of the run may be about to begin", where=str(run_dir), hint=hint)
     if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
     sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=0)
