@@ -137,6 +137,10 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     taken = {episode.name for episode in episodes}
     splits = {split: tuple(name for name in names if name in taken) for split, names in meta.splits(info, rows).items()}
     tasks = meta.tasks(info)
+    if without := sum(not row.tasks for row in rows):
+        files.notes.append(
+            f"meta/episodes names no task of {without} of {len(rows)} episodes: they have no instruction"
+        )
     used = {place.path for episode in episodes for column in episode.columns.values()
             if isinstance(place := column.place, Parquet | Video)}  # fmt: skip
     return Recording(
@@ -149,7 +153,7 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
 def _named(info: Info, rows: Sequence[Row], skip: Sequence[str]) -> dict[str, Feature]:
     """The features by the names that they have in a store. Raises DataError for two of one name."""
     # With one task to an episode it is the episode's language, and says nothing of its steps.
-    left_out = {*_BOOKKEEPING, *(() if any(len(row.tasks) > 1 for row in rows) else ("task_index",))}
+    left_out = {*_BOOKKEEPING, *(() if any(len(row.tasks) != 1 for row in rows) else ("task_index",))}
     named: dict[str, Feature] = {}
     for key, feature in info.features.items():
         name = store_name(key)

@@ -116,6 +116,17 @@ def test_several_tasks(lerobot) -> None:
     assert found.episodes[1].attributes == {"tasks": ["do 0", "do 1"]}
 
 
+def test_an_episode_without_a_task_is_told(lerobot) -> None:
+    """Where meta/episodes names no task, the steps' own are kept, and a note says that instructions are missing."""
+    path = lerobot(3, 4).path
+    assert "task_index" not in layouts.scan(path, "auto").episodes[0].columns
+    episodes(path, tasks=[["do 0"], []])
+    found = layouts.scan(path, "auto")
+    assert "task_index" in found.episodes[1].columns
+    assert [episode.language for episode in found.episodes] == ["do 0", ""]
+    assert found.notes == ("meta/episodes names no task of 1 of 2 episodes: they have no instruction",)
+
+
 def test_channels_first(lerobot, whole) -> None:
     """A camera whose shape is told with its channels first is stored as the frames are: (H, W, 3)."""
     path = lerobot(3).path
