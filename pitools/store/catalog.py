@@ -121,7 +121,7 @@ def quarantine(path: Path) -> Quarantine | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = "run `pit dataset check --quarantine` again"
+        hint = f"remove it, and find the faults again: pit dataset check {path} --quarantine"
         raise DataError(f"not a record of a quarantine: {error}", where=str(file), hint=hint) from error
 
 
