@@ -74,9 +74,14 @@ def lives(site: Site, job_id: str) -> bool:
 
     To be asked before a run goes on elsewhere: a state that was final once is kept, and what has ended can be put back.
     """
-    if site.scheduler != "slurm":
-        return False
-    return any(not is_finished(job.state) for job in client(site).jobs([job_id], all_states=True))
+    state = now(site, job_id)
+    return bool(state) and not is_finished(state)
+
+
+def now(site: Site, job_id: str) -> str:
+    """The state that slurmctld, asked now, has of the job, "" where it has none. Raises what asking raises."""
+    known = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
+    return min((job.state for job in known), key=is_finished, default="")
 
 
 def withdraw(site: Site, job_id: str) -> None:

@@ -76,6 +76,9 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
             ref = _the_one_that_ran(run_dir, ref)
             if not (is_finished(state) or state == "PENDING"):
                 state = asking.states(site, [ref], max_age_s=_NEW_S)[ref.job_id]
+            if given and not is_finished(state):
+                # Calls for what all share may be spent, and a job that was just cancelled be called RUNNING.
+                state = asking.now(site, ref.job_id) or state
             if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
                 told = putback.told(run_dir, ref, site) if state == "PENDING" and not given else None
                 if given:

@@ -105,6 +105,18 @@ def test_force_goes_on_after_a_verdict(runs: Runs, cluster: Cluster) -> None:
     assert len(cluster.sent) == 1
 
 
+def test_force_asks_slurm_itself(runs: Runs, cluster: Cluster) -> None:
+    """The answer that all share may be minutes old: what has ended since then is not called running."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    settling.conclude(run_dir, "stopped", "cancelled", "it was cancelled", None)
+    cluster.states["100"] = "RUNNING"
+    with pytest.raises(TryLater):
+        resume(run_dir, SITE, force=True)
+    cluster.queue["100"] = "CANCELLED"
+    assert resume(run_dir, SITE, force=True).action == "resubmit"
+
+
 def test_a_submission_that_was_begun_is_finished(runs: Runs, cluster: Cluster) -> None:
     """An intent without a job is handed to `once`, which knows whether there is one."""
     run_dir = runs.make()
