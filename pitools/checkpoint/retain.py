@@ -27,6 +27,11 @@ class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
     reason: str
     path: str
 
+    @property
+    def stuck(self) -> bool:
+        """Whether it was to go, and could not be removed."""
+        return self.reason.startswith(_STUCK)
+
 
 def prune(
     folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = (), dry_run: bool = False
@@ -54,9 +59,9 @@ def prune(
 def tidy(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = ()) -> None:
     """As `prune`, after a save: what does not go is told and never raised, for what was saved is safe."""
     try:
-        for stuck in prune(folder, keep_last, keep_every, keep=keep):
-            if stuck.reason.startswith(_STUCK):
-                _tell(f"{stuck.path} {stuck.reason}")
+        for record in prune(folder, keep_last, keep_every, keep=keep):
+            if record.stuck:
+                _tell(f"{record.path} {record.reason}")
     except PitError as error:
         _tell(str(error))
 

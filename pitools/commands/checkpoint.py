@@ -82,11 +82,12 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
 @site_option
 @format_option
-def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> None:
+def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> int:
     """Remove old checkpoints, and what killed saves left. The newest that is good stays: its bytes are read first.
 
     What another process reads stays too, and what is damaged: see `check --quarantine`. So does an interrupted copy of
-    a newer checkpoint from a node's own disk: the run's next attempt on that node finishes it.
+    a newer checkpoint from a node's own disk: the run's next attempt on that node finishes it. Exit 1 when one that
+    was to go could not be removed.
     """
     from pitools.checkpoint import checking, drain, retain
 
@@ -94,15 +95,17 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
     if only is not None:
         raise UsageError("give the run, or the folder of its checkpoints", where=run)
     good = checking.newest_good(folder)
+    keep = () if good is None else (good,)
+    pruned = retain.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run)
     with Output(form, _PRUNE_COLUMNS) as out:
-        keep = () if good is None else (good,)
-        for record in retain.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run):
+        for record in pruned:
             out(record)
     copies = drain.unfinished(folder)
     if not dry_run and (gone := retain.sweep(folder, keep=copies)):
         click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
     for copy in copies.values():
         click.echo(f"pit: {copy} stays: an interrupted copy from a node's disk, which the run can finish", err=True)
+    return 1 if any(record.stuck for record in pruned) else 0
 
 
 def _place(run: str, site_name: str) -> tuple[Path, int | None]:

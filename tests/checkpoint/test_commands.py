@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pitools.checkpoint import find, owner
-from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
+from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents, protected
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,6 +73,14 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
     assert "1 killed save left" in done.stderr
     assert find.whole(folder) == [30, 20]
     assert not list(folder.glob(".step_*"))
+
+
+def test_prune_says_no_where_one_cannot_go(pit: Pit, run: Path) -> None:
+    """A script that makes room learns that there is none: exit 1, and the others are gone."""
+    with protected(run / "checkpoints" / "step_10"):
+        done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
+        assert (done.returncode, records(done)[-1]["state"]) == (1, "kept")
+    assert pit("checkpoint", "prune", str(run), "--keep-last", "1").returncode == 0
 
 
 @pytest.mark.parametrize(
