@@ -209,6 +209,27 @@ def test_two_local_runs_of_one_process_id(run: Path, tmp_path: Path, monkeypatch
         assert list(due) == [(run, "FAILED")]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may end what is another user's")
+def test_a_run_of_another_user_ends_no_process_of_ours(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root who cancels a user's run ends that user's process, and not whichever its record names."""
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    with subprocess.Popen(["sleep", "60"]) as ours:
+        ticks = local._start_ticks(ours.pid)
+        ref = folder.JobRef(
+            job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z", pid=ours.pid, start_ticks=ticks
+        )
+        folder.write(run / "job.json", ref)
+        os.chown(run, 12345, 12345)
+        with pytest.raises(ClusterError):
+            status.cancel(run, load("other"))
+        assert ours.poll() is None
+        os.chown(run, 0, 0)
+        status.cancel(run, load("other"))
+        assert ours.wait(10) == -15
+
+
 def no_fault(path: Path, error: PitError) -> None:
     raise error
 

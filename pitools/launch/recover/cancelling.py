@@ -104,6 +104,8 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
     job = jobs.newest(run_dir)
     if site.scheduler == "none":
         try:
+            if job and local.alive(job):
+                _require_owner(run_dir, job.pid)
             if job:
                 local.cancel(job)
         except PermissionError as error:
@@ -122,6 +124,14 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
+
+
+def _require_owner(run_dir: Path, pid: int) -> None:
+    """Raise ClusterError for a process that is not the run's owner's: root would end whatever a record names."""
+    with contextlib.suppress(FileNotFoundError):  # it ended just now
+        if Path(f"/proc/{pid}").stat().st_uid != run_dir.stat().st_uid:
+            what = f"process {pid}, which its record names, is not of the run's owner"
+            raise ClusterError(what, where=str(run_dir), hint=f"look whose it is: ps -o user,args {pid}")
 
 
 def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:
