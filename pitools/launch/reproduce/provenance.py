@@ -159,8 +159,13 @@ def _warnings(plan: Plan, workdir: Path, held: code.Code | None, lock: Environme
     if left_out := _left_out(held):
         yield left_out
     if held.skipped:
-        yield f"{held.skipped[0]} and {len(held.skipped) - 1} more are no part of the run's code: no files, or no names"
+        more = f" and {len(held.skipped) - 1} more" if len(held.skipped) > 1 else ""
+        yield f"no part of the run's code, being no files or having no names: {held.skipped[0]}{more}"
     root = workdir.resolve()
+    for one in held.linked:
+        target = Path(one.link)
+        if not target.is_relative_to(root) and (target.suffix == ".py" or (target / "__init__.py").is_file()):
+            yield f"{one.path} leads to {target}, which is no part of the run's code: it counts as it will be then"
     entry = plan.request.entry.partition(":")[0].partition(".")[0]
     for package in lock.editable:
         # One inside the workdir is in the copy, and led there. Our own code starts the ranks, and is none of theirs.

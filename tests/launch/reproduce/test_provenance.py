@@ -40,6 +40,18 @@ def test_a_run_keeps_all_of_it(work: Path, git: Git, make_run: MakeRun) -> None:
     assert provenance.checked(run_dir) == record
 
 
+def test_code_behind_a_link_that_leads_out(work: Path, git: Git, make_run: MakeRun, tmp_path: Path) -> None:
+    """It is not in the copy, and may have changed by the time the run begins: that is said, of code alone."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").touch()
+    (tmp_path / "data").mkdir()
+    for name, target in (("lib", "lib"), ("data", "data"), ("one.py", "lib/__init__.py")):
+        (work / name).symlink_to(tmp_path / target)
+    (work / "inner").symlink_to("loop.py")
+    warnings = record_of(make_run(entry="loop:main")).warnings
+    assert sorted(text.partition(" leads to ")[0] for text in warnings) == ["lib", "one.py"]
+
+
 def test_the_packages_are_those_of_the_runs_interpreter(tmp_path: Path) -> None:
     """Versions, addresses without passwords, and editable installs; the nearer of two versions; nothing is run."""
     place = tmp_path / "packages"
