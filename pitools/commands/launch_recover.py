@@ -118,7 +118,10 @@ def _goes_on(run_dir: Path, site: Site) -> str:
         return "the run is to go on"
     if is_held(run.pending_reason):
         return f"the run is to go on: {status.held_error(run).what}; {status.held_error(run).hint}"
-    why, start = run.pending_reason or "Slurm has not said why yet", run.expected_start or "not known"
+    why, start = (
+        run.pending_reason or "Slurm had not said why when it was last asked",
+        run.expected_start or "not known",
+    )
     return f"the run is to go on: job {run.job_id} waits: {why}; expected start: {start}"
 
 
