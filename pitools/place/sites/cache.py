@@ -7,6 +7,8 @@ its lock, and leaves what was there before.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from pitools.stage.cache.lock import taken
 T = TypeVar("T", bound=Record)
 
 _MOST = 20  # failures are counted up to here
+_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 # What `kept` read: (file, kind) → the file's state, and what is in it.
 _READ: dict[tuple[Path, type[Record]], tuple[tuple[int, int, int], Record | None]] = {}
 
@@ -48,18 +51,31 @@ def folder() -> Path:
     return private(base("XDG_CACHE_HOME", ".cache") / "pitools" / "place")
 
 
+def _usable() -> Path | None:
+    """That folder; None where nothing can be written, as on a disk that is read-only. Raises ClusterError, too."""
+    try:
+        place = folder()
+    except PitError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNWRITABLE:
+            return None
+        raise
+    return place if os.access(place, os.W_OK) else None
+
+
 def get(
     name: str, kind: type[T], ask: Callable[[float], T], *, max_age_s: float, timeout_s: float, failure_s: float = 0.0
 ) -> T:
     """The kept answer of this name, or that of `ask`, which gets the seconds that it has.
 
     Nothing is returned that was asked for longer than `max_age_s` before this call. A failure is not asked for again
-    within `failure_s`, and each further one for twice as long, up to `max_age_s`. Raises what `ask` does, Unreachable
-    where another process still asks when the time is up.
+    within `failure_s`, and each further one for twice as long, up to `max_age_s`. Where nothing can be kept, each asks
+    for itself. Raises what `ask` does, Unreachable where another process still asks when the time is up.
     """
+    if (place := _usable()) is None:
+        return ask(timeout_s)
     now = time.time()
     deadline = time.monotonic() + timeout_s
-    path = folder() / f"{name}.json"
+    path = place / f"{name}.json"
     refused = path.with_suffix(".failed")
 
     def known() -> T | None:
@@ -95,7 +111,8 @@ def get(
 
 def failures(name: str) -> int:
     """How often in a row the answer of this name was asked for in vain."""
-    failure = _fresh(folder() / f"{name}.failed", Failure, 0.0)
+    place = _usable()
+    failure = _fresh(place / f"{name}.failed", Failure, 0.0) if place else None
     return failure.times if failure else 0
 
 
@@ -104,7 +121,9 @@ def kept(name: str, kind: type[T], *, max_age_s: float) -> T | None:
 
     Cheap to ask for again: a file that has not changed since is not read again.
     """
-    path = folder() / f"{name}.json"
+    if (place := _usable()) is None:
+        return None
+    path = place / f"{name}.json"
     with contextlib.suppress(OSError):
         now = path.stat()
         state = (now.st_ino, now.st_size, now.st_mtime_ns)

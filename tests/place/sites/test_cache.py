@@ -189,6 +189,14 @@ def test_a_folder_that_others_can_write_is_refused(home: Path, part: str, harm: 
     assert isinstance(caught.value, ClusterError)
 
 
+def test_where_nothing_can_be_kept_each_asks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that is read-only makes no site silent; /sys takes nobody's folders, not even root's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/sys/pitools-test")
+    for n in (1, 2):
+        assert cache.get("a", Said, lambda _, n=n: Said(n=n), max_age_s=60, timeout_s=5) == Said(n=n)
+    assert (cache.failures("a"), cache.kept("a", Said, max_age_s=60)) == (0, None)
+
+
 def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
     """The answers are in the order of the questions; who is silent at the deadline holds nobody up."""
 
