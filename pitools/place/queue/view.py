@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pitools.core.errors import PitError
+from pitools.core.errors import DataError, PitError
 from pitools.core.files import write_atomic
 from pitools.core.record import Record
 from pitools.place.model import Pool
@@ -84,8 +85,11 @@ class Ticked(NamedTuple):
 
 
 def sites(place: Path) -> Sites:
-    """What the last tick saw."""
-    return folder.read(place / "sites.json", Sites) or Sites(t="", sites=())
+    """What the last tick saw; nothing where a loss of power damaged its record: the next tick writes it anew."""
+    with contextlib.suppress(DataError):
+        if seen := folder.read(place / "sites.json", Sites):
+            return seen
+    return Sites(t="", sites=())
 
 
 def write(

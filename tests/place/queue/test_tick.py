@@ -160,6 +160,16 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
     assert [row.site for row in last.sites.sites] == ["beta"]
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 50, b'{"schema":"pit.place-sites/1","t":'])
+def test_a_damaged_record_of_what_was_seen_stops_no_tick(world: Callable[..., World], left: bytes) -> None:
+    """It is not made durable, so a loss of power may damage it; the tick writes it anew."""
+    made = world(0, 0.0)
+    add(made, 1)
+    (made.place / "sites.json").write_bytes(left)
+    assert made.tick()
+    assert [row.site for row in view.sites(made.place).sites] == ["alpha", "beta", "gamma"]
+
+
 def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
     """A row is told when it is new or not as it was, and once more when the job was put away."""
     made = world(3, 0.0)
