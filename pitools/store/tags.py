@@ -17,7 +17,7 @@ from pitools.core import clock
 from pitools.core.errors import DataError, PitError, TryLater, UsageError
 from pitools.core.files import os_error, plain_file, sync_dir
 from pitools.core.record import Record, decode_json
-from pitools.store import catalog, retired
+from pitools.store import catalog, manifest, retired
 from pitools.store.manifest import FILE_NAME
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -78,7 +78,8 @@ def history(root: Path, name: str, tag: str) -> list[Tag]:
 def move(root: Path, name: str, tag: str, to: str, *, expect: str | None = None, why: str = "") -> Tag:
     """Let the tag name version `to` ("": none), if it still names `expect` (None: what it names as this begins).
 
-    Raises TryLater when somebody else moved it, UsageError for a version that is missing or retired, and as `current`.
+    Raises TryLater when somebody else moved it, UsageError for a version that is missing or retired, DataError for
+    one with a damaged manifest, and as `current`.
     """
     if not _TAG.fullmatch(tag):
         hint = "use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first"
@@ -156,11 +157,14 @@ def _require(root: Path, name: str, version: str) -> None:
     if not _VERSION.fullmatch(version):
         raise UsageError(f"{version!r} is not a version", where=where, hint=f"see `pit dataset list {root}`")
     try:
-        with plain_file(root / name / version / FILE_NAME):
-            pass
+        with plain_file(root / name / version / FILE_NAME) as opened:
+            found = manifest.version(opened.read())
     except OSError as error:
         hint = f"see `pit dataset list {root}`"
         raise UsageError("there is no such version", where=where, hint=hint) from error
+    if found != version:
+        hint = f"pit dataset check {where}; another version is whole: pit dataset list {root}"
+        raise DataError("its manifest is not the one that the folder is named after", where=where, hint=hint)
     if retired.of(root, name, version, root / name / version):
         raise UsageError("the version is retired", where=where, hint=f"pit dataset retire --undo {where}")
 

@@ -118,6 +118,18 @@ def test_refused(publish, tmp_path) -> None:
     assert tags.read(tmp_path, "x") == {}
 
 
+def test_a_version_with_a_damaged_manifest_is_not_tagged(publish, tmp_path) -> None:
+    """Whoever asks for the tag would get nothing but an error: it goes on naming what it did."""
+    one, two = (publish(tmp_path, "x", number) for number in range(2))
+    tags.move(tmp_path, "x", "prod", one.name)
+    file = two / "manifest.json"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataError) as caught:
+        tags.move(tmp_path, "x", "prod", two.name)
+    assert two.name in caught.value.where
+    assert tags.read(tmp_path, "x")["prod"].version == one.name
+
+
 def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
     """A version that is taken away after the first look is not named in the end, and the tag is what it was."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
