@@ -18,6 +18,7 @@ from pitools.launch import carried, local, status, submit
 from pitools.launch import move as moving
 from pitools.launch import plan as planning
 from pitools.launch.recover import settling
+from pitools.launch.recover.resume import resume
 from pitools.launch.reproduce import provenance
 from pitools.launch.request import Request
 from pitools.run import cancel_request, folder
@@ -188,7 +189,7 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
         moving.move(run_dir, sites.here, sites.there)
     assert not (sites.root / "there" / "runs").exists()
     assert not (run_dir / "move.json").exists()
-    assert status.continued(run_dir, sites.here).action == "stop"  # type: ignore[union-attr]
+    assert resume(run_dir, sites.here).action == "stop"
     until(lambda: not lives(run_dir))
 
 
