@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import xarray
 import zarr
 
 from pitools.core.errors import DataError
@@ -149,8 +150,7 @@ def test_axes_have_names(robomimic, store) -> None:
 
 
 def test_xarray_opens_a_version(robomimic, store) -> None:
-    """Where xarray is installed it opens all groups of a version as one tree, and reads what we read."""
-    xarray = pytest.importorskip("xarray")
+    """xarray opens all groups of a version as one tree, and reads what we read."""
     version, _ = store(robomimic(3, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
