@@ -16,7 +16,7 @@ from pitools.core.errors import DataError, UsageError, nearest
 from pitools.core.output import cell
 from pitools.store import catalog, retired, tags
 from pitools.store.manifest import FILE_NAME
-from pitools.store.versions import versions
+from pitools.store.versions import is_version, versions
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
@@ -91,7 +91,9 @@ def check_root(root: Path) -> None:
     """Raises UsageError for the folder of a dataset, or of a version, in place of the root that it is in."""
     path = _path(str(root)).absolute()
     for home in (path, path.parent):
-        if any(versions(home.parent, home.name)) and not any(versions(home)):
+        # Folders of other things beside a root have a manifest.json too.
+        here = any(is_version(version.name) for version in versions(home.parent, home.name))
+        if here and not any(versions(home)):
             hint = f"give its root, {home.parent}"
             raise UsageError("this is a dataset, or in one", where=str(root), hint=hint)
 

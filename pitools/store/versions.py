@@ -21,6 +21,11 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_version(name: str) -> bool:
+    """Return whether a folder of this name can be a version, which is a digest."""
+    return _VERSION.fullmatch(name) is not None
+
+
 def versions(root: Path, name: str | None = None) -> Iterator[Path]:
     """Yield the folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
 

@@ -109,9 +109,11 @@ def test_names_that_look_like_paths(publish, tmp_path) -> None:
 
 
 def test_root(publish, tmp_path) -> None:
-    """A dataset or a version in the place of its root is told, an empty folder is a root."""
+    """A dataset or a version in the place of its root is told; an empty folder is a root, whatever lies beside it."""
     path = publish(tmp_path / "root", "x")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "step_40").mkdir()
+    (tmp_path / "step_40" / "manifest.json").write_text("{}")  # of a checkpoint, say
     for good in (tmp_path / "root", tmp_path / "empty", tmp_path):
         check_root(good)
     for bad in (path, path.parent):
