@@ -25,6 +25,11 @@ _SECRET = re.compile(
 # What our own programs are told by, but for the one that a user may well set; and what decides which programs and
 # libraries run, ours and Slurm's too, before the job's own command does.
 _OURS = re.compile(r"PIT_(?!CHECKPOINT_NVME$)\w*")
+# What Slurm says of a job, and what bash lets nobody set: one breaks the job's script, the other is lost in silence.
+_OTHERS = re.compile(
+    r"SLURM_(JOB|STEP|ARRAY|SUBMIT|NODE|TASK|RESTART)\w*|SLURM_(NNODES|NPROCS|NTASKS|PROCID|LOCALID|GTIDS)|SLURMD_\w*"
+    r"|BASHOPTS|SHELLOPTS|EUID|PPID|UID"
+)
 _LOADERS = re.compile(r"PATH|LD_\w+|SLURM_CONF|BASH_ENV")
 _NO_LIMIT = {"", "UNLIMITED", "INFINITE"}  # the words are Slurm's own
 
@@ -124,6 +129,8 @@ def settable(name: str, *, of_site: bool = False) -> str:
     """
     if _OURS.fullmatch(name):
         raise UsageError(f"{name} is set by pitools itself", hint=f"leave {name} out; PIT_CHECKPOINT_NVME may be set")
+    if _OTHERS.fullmatch(name):
+        raise UsageError(f"{name} is set by Slurm or bash itself", hint=f"leave {name} out")
     if _LOADERS.fullmatch(name) and not of_site:
         what = f"{name} would decide which programs and libraries run the job, Slurm's and pitools' own too"
         raise UsageError(what, hint=f'set it for your program alone: command = "{name}=… python train.py"')

@@ -37,7 +37,8 @@ def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
     [("PIT_ATTEMPT_DIR", False, False), ("PIT_PYTHON", False, False), ("PIT_CHECKPOINT_NVME", True, True),
      ("PATH", False, True), ("LD_PRELOAD", False, True), ("LD_LIBRARY_PATH", False, True),
      ("SLURM_CONF", False, True), ("BASH_ENV", False, True), ("PYTHONPATH", True, True), ("MY_PATH", True, True),
-     ("PATHS", True, True)],
+     ("PATHS", True, True), ("SLURM_JOB_ID", False, False), ("SLURM_JOB_NODELIST", False, False), ("UID", False, False),
+     ("SLURM_CPU_BIND", True, True), ("SLURM_MPI_TYPE", True, True)],
 )  # fmt: skip
 def test_what_decides_what_runs_is_not_a_request_s(name: str, of_request: bool, of_site: bool) -> None:
     """Our own variables are nobody's to set; those that load programs and libraries are the site's."""
