@@ -55,7 +55,7 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what", "hint"),
     [
-        ("[partitions.a]\ngpu_per_node = 8\n", 'unknown key "partitions[...].gpu_per_node"', "gpus_per_node"),
+        ("[partitions.a]\ngpu_per_node = 8\n", 'unknown key "partitions.a.gpu_per_node"', "gpus_per_node"),
         ('[defaults]\npartition = "trian"\n[partitions.train]\n', "is no partition", "train"),
         ('[defaults]\ntier = "hihg"\n[tiers]\nhigh = "h"\n', "is no tier", "high"),
         ('name = "y"\n', "differs from the file's name", 'name = "x"'),
