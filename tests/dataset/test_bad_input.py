@@ -197,6 +197,14 @@ def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -
     assert error.where.startswith(str(path))
 
 
+def test_a_pipe_is_no_recording(tmp_path) -> None:
+    """It is refused at once: who opened it would wait for somebody to write."""
+    os.mkfifo(tmp_path / "a.hdf5")
+    with pytest.raises(DataError) as caught:
+        ingest([tmp_path / "a.hdf5"], root=tmp_path / "root", name="x")
+    assert caught.value.where == str(tmp_path / "a.hdf5")
+
+
 def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
     """Who renames arrays in a schema learns of every one in the first try, and how one may be named."""
     path = robomimic(3)

@@ -34,6 +34,8 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
     Episodes that are not whole, or not like most, are in `refused`. Raises DataError for what cannot be read, or is not
     of the layout.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe keeps who opens it waiting
+        raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
     if path.is_file() and (what := _other_format(path)):
         raise DataError(f"it is {what}, which is not read", where=str(path), hint=_CONVERT)
     found = detect(path) if layout == "auto" else layout
