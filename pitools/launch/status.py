@@ -135,6 +135,8 @@ def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.
 
 def _reason(seen: RunSnapshot, asked: bool) -> str:
     """What is to be said of a run in a sentence: why it ended, or what keeps that from being known."""
+    if asked and seen.job and seen.job.host:  # a process of this machine
+        return "its cancel was asked for, and its ranks still end; to try again: pit launch cancel"
     if asked:
         return "its cancel was asked for, and Slurm has not taken it yet; to try again: pit launch cancel"
     if said := seen.verdict or seen.cause:

@@ -19,7 +19,7 @@ import pytest
 
 from pitools.core import proc
 from pitools.core.errors import ClusterError, NoSpace, ToolMissing, TryLater
-from pitools.launch import local, submit
+from pitools.launch import local, status, submit
 from pitools.launch import plan as planning
 from pitools.launch.attempt import codes
 from pitools.launch.recover import unbegun
@@ -105,6 +105,38 @@ def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
     assert (ended.state, ended.exit_code) == ("CANCELLED", 143)
     assert not lives(int((tmp_path / "p").read_text()))
     assert not lives(int((tmp_path / "other").read_text()))
+
+
+def test_a_run_is_cancelled_once_its_ranks_are_gone(started: Started, tmp_path: Path) -> None:
+    """While a rank takes its time to end the cancel is but asked for; the verdict comes when nothing is left of it."""
+    run_dir, _ = started(
+        command="trap 'until [ -e end ]; do sleep 0.1; done; exit 0' TERM; echo $$ > p; while :; do sleep 0.1; done"
+    )
+    until(tmp_path / "p")
+    listens(run_dir, signal.SIGTERM)
+    site = load("local")
+    assert status.cancel(run_dir, site) is None
+    run = status.show(run_dir, site)
+    assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
+    assert lives(int((tmp_path / "p").read_text()))
+    (tmp_path / "end").touch()
+    until(run_dir / "verdict.json")
+    assert status.show(run_dir, site).state == "CANCELLED"
+    assert not lives(int((tmp_path / "p").read_text()))
+
+
+def test_cancel_ends_ranks_whose_supervisor_was_killed(started: Started, tmp_path: Path) -> None:
+    """They are told to end, and the run is cancelled when they have: nobody else would."""
+    run_dir, job = started(command="trap 'echo saved > saved; exit' TERM; echo $$ > p; while :; do sleep 0.1; done")
+    until(tmp_path / "p")
+    listens(run_dir, signal.SIGTERM)
+    os.kill(job.pid, signal.SIGKILL)
+    while local.alive(job):
+        time.sleep(0.05)
+    status.cancel(run_dir, load("local"))
+    assert status.show(run_dir, load("local")).state == "CANCELLED"
+    assert (tmp_path / "saved").exists()
+    assert not lives(int((tmp_path / "p").read_text()))
 
 
 def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_path: Path) -> None:

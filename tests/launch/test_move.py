@@ -189,8 +189,12 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
         moving.move(run_dir, sites.here, sites.there)
     assert not (sites.root / "there" / "runs").exists()
     assert not (run_dir / "move.json").exists()
-    assert resume(run_dir, sites.here).action == "stop"
+    assert resume(run_dir, sites.here).action == "left"  # until its ranks have ended
     until(lambda: not lives(run_dir))
+    resume(run_dir, sites.here)
+    verdict = settling.verdict(run_dir)
+    assert verdict is not None
+    assert verdict.kind == "cancelled"
 
 
 def refuse_once(start: Callable[[Path, Site], folder.JobRef]) -> Callable[[Path, Site], folder.JobRef]:

@@ -2,20 +2,24 @@
 
 <run>/cancel.json       pit.cancel/1: asked for, and not carried out; nobody continues the run from then on
 
-Slurm silent: it stays asked for, and whoever looks after the run (`tick`, `watch`, `--wait`, `cancel` again, the job
-itself at its next end) carries it out. Slurm refuses: nothing is left of it, and the run goes on.
+Slurm silent, or a supervisor on this machine that still ends its ranks: it stays asked for, and whoever looks after the
+run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries it out. Slurm refuses: nothing
+is left of it, and the run goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from pathlib import Path
 
-from pitools.core import clock
+from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater
 from pitools.launch import jobs, local, once, polling
 from pitools.launch.attempt import end
-from pitools.launch.recover import settling
+from pitools.launch.recover import asking, settling
 from pitools.launch.recover.lock import held
 from pitools.run import cancel_request, folder
 from pitools.run.attempt import Verdict
@@ -23,14 +27,16 @@ from pitools.site.connect import client
 from pitools.site.model import Site
 
 _LOCK_WAIT_S = 20.0
+_ENDS_S = 5.0  # what most programs need for their end; for others `cancel` does not wait
 
 
 def cancel(run_dir: Path, site: Site) -> Verdict | None:
     """End a run for good, and every job of it; safe to repeat.
 
-    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. Raises ConfigError
-    when there is no job; TryLater where Slurm gives no answer, and the cancel stays asked for; ClusterError where it is
-    refused, and the run goes on.
+    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. Where ranks on this
+    machine take longer for their end than some seconds, it stays asked for until they are gone. Raises ConfigError
+    when there is no job; TryLater where Slurm gives no answer, and the cancel stays asked for; ClusterError where it
+    is refused, and the run goes on.
     """
     given = settling.verdict(run_dir)
     if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
@@ -48,7 +54,7 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
         return None
     _ask(run_dir, moving)
     try:
-        carry_out(run_dir, site)
+        carry_out(run_dir, site, wait_s=_ENDS_S)
     except TryLater as error:
         hint = f"it stays asked for: `pit launch tick --site {site.name}` tries again, and so does this command"
         error.hint = f"{error.hint}; {hint}" if error.hint else hint
@@ -59,9 +65,14 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
     return None
 
 
-def carry_out(run_dir: Path, site: Site) -> Verdict:
-    """End the jobs of a run whose cancel was asked for, and write its verdict. Raises as `cancel`."""
+def carry_out(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | None:
+    """End the jobs of a run whose cancel was asked for, and write its verdict; None while ranks on this machine end.
+
+    wait_s: how long to wait for them. Raises as `cancel`.
+    """
     _end_jobs(run_dir, site)
+    if site.scheduler == "none" and not _are_gone(run_dir, wait_s):
+        return None
     if _has_finished(run_dir) and _ended_by_itself(run_dir):
         return settling.conclude(run_dir, "finished", "finished", "it finished before its cancel was carried out", 0)
     return settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
@@ -124,6 +135,30 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
+
+
+def _are_gone(run_dir: Path, wait_s: float) -> bool:
+    """Whether the run's supervisor has ended, which outlives its ranks, and what one that was killed left has, too."""
+    deadline = time.monotonic() + wait_s
+    while local.is_supervised(run_dir) or ((job := jobs.newest(run_dir)) and local.alive(job)):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    for attempt in folder.attempts(run_dir)[-1:]:
+        _end_survivors(attempt)
+    return True
+
+
+def _end_survivors(attempt: Path) -> None:
+    """End the ranks of a supervisor that was killed as it would have: SIGTERM, and SIGKILL after its grace."""
+    left = asking.survivors(attempt)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + local.GRACE_S
+    while left and asking.survivors(attempt) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    proc.kill_sessions(*left)
 
 
 def _require_owner(run_dir: Path, pid: int) -> None:

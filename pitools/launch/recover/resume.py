@@ -65,6 +65,8 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
         if cancel_request.read(run_dir):
             if not force:
                 done = cancelling.carry_out(run_dir, site)
+                if done is None:
+                    return _said(run_dir, "left", "its cancel was asked for, and its ranks still end")
                 return _said(run_dir, "done" if done.state == "finished" else "stop", done.reason, cause=done.kind)
             settling.reopen(run_dir)
         open_one = _open(run_dir)
