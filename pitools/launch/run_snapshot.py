@@ -58,7 +58,7 @@ class RunSnapshot(NamedTuple):
             made[-1].name if made else "", len(made),
             step.step + 1 if step else evidence.progress(run_dir),
             ended, settling.read(last / "cause.json", Cause), settling.read(last / "decision.json", Decision),
-            settling.verdict(run_dir), cancel_request.read(run_dir), damaged,
+            settling.verdict(run_dir), cancel_request.last(run_dir), damaged,
             _created(run_dir) or (job.submitted if job else ""),
         )  # fmt: skip
 

@@ -109,7 +109,7 @@ def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.
     code = seen.verdict.exit_code if seen.verdict else None
     if code is None and seen.ended and is_finished(state):
         code = seen.ended.exit_code
-    asked = seen.cancel is not None and seen.verdict is None
+    asked = seen.cancel is not None and not seen.cancel.refused and seen.verdict is None
     told = told if state == "PENDING" else None
     return folder.Run(
         run_id=seen.run_dir.name,
@@ -139,6 +139,8 @@ def _reason(seen: RunSnapshot, asked: bool) -> str:
         return "its cancel was asked for, and its ranks still end; to try again: pit launch cancel"
     if asked:
         return "its cancel was asked for, and Slurm has not taken it yet; to try again: pit launch cancel"
+    if seen.cancel and not seen.verdict:
+        return f"its cancel was refused, and it goes on: {seen.cancel.refused}"
     if said := seen.verdict or seen.cause:
         return said.reason
     return seen.damaged if seen.job else "no job of it is known; see: pit launch resume"

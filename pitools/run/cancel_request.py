@@ -12,13 +12,20 @@ FILE = "cancel.json"
 
 
 class Cancel(Record, frozen=True, kw_only=True, tag="pit.cancel/1"):
-    """A cancel that was asked for. t: when; "" where the file is damaged."""
+    """A cancel that was asked for. t: when; "" where the file is damaged. refused: by Slurm, in its words; "": not."""
 
     t: str = ""
+    refused: str = ""
 
 
 def read(run_dir: Path) -> Cancel | None:
-    """Return the cancel that is still to be carried out; None where none was asked for.
+    """Return the cancel that is still to be carried out; None where none was asked for, or Slurm has refused it."""
+    asked = last(run_dir)
+    return None if asked is None or asked.refused else asked
+
+
+def last(run_dir: Path) -> Cancel | None:
+    """Return the cancel that was asked for last, also one that was refused; None where there is none.
 
     Counts only where the run's owner, or root, asked: others may be allowed to write in the folder, and Slurm decides
     what they may end. Raises what reading raises.

@@ -16,6 +16,7 @@ from pitools.core.errors import ClusterError, NoSpace, PitError, Unreachable
 from pitools.launch import jobs, once, polling, status, watching
 from pitools.launch import plan as planning
 from pitools.launch.recover import asking, cancelling, settling
+from pitools.launch.recover.resume import resume
 from pitools.run import cancel_request, folder
 from pitools.run.attempt import Cause, Decision, Start
 from pitools.site.load import load
@@ -191,6 +192,27 @@ def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPa
         folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now()))
         os.chown(run_dir / "cancel.json", 12345, -1)
         assert not status.show(run_dir, load("alpha")).cancel_asked
+
+
+def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused when whoever looks after the run carries it out: told once, shown with the reason, not tried again."""
+    slurm = say("RUNNING", run_dir, monkeypatch)
+    slurm.refuses = Unreachable("Unable to contact slurm controller")
+    with pytest.raises(Unreachable):
+        status.cancel(run_dir, load("alpha"))
+    (run_dir / "script.sbatch").touch()
+    slurm.refuses = ClusterError("Access/permission denied")
+    with pytest.raises(ClusterError, match="denied"):
+        resume(run_dir, load("alpha"))
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, run.cancel_asked) == ("RUNNING", "")
+    assert run.reason == "its cancel was refused, and it goes on: Access/permission denied"
+    slurm.refuses = None
+    monkeypatch.setattr(asking, "client", lambda site: slurm)
+    assert resume(run_dir, load("alpha")).action == "left"
+    assert slurm.ended == [""]
+    status.cancel(run_dir, load("alpha"))
+    assert status.show(run_dir, load("alpha")).state == "CANCELLED"
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])

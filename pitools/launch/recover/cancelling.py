@@ -3,8 +3,8 @@
 <run>/cancel.json       pit.cancel/1: asked for, and not carried out; nobody continues the run from then on
 
 Slurm silent, or a supervisor on this machine that still ends its ranks: it stays asked for, and whoever looks after the
-run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries it out. Slurm refuses: nothing
-is left of it, and the run goes on.
+run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries it out. Slurm refuses: the run
+goes on, and where nobody was there to be told so, the file says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from pitools.core import clock, proc
-from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater
+from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing, TryLater
 from pitools.launch import jobs, local, once, polling
 from pitools.launch.attempt import end
 from pitools.launch.recover import asking, settling
@@ -131,10 +131,23 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             for job_id, name in known.items():
                 client(site).cancel([job_id], name=name)
         elif known:
-            client(site).cancel(list(known))
+            _scancel(run_dir, site, list(known))
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
+
+
+def _scancel(run_dir: Path, site: Site, ids: list[str]) -> None:
+    """End jobs; what Slurm refuses outright it would refuse again, and is not asked for any more."""
+    try:
+        client(site).cancel(ids)
+    except ToolMissing:
+        raise
+    except ClusterError as error:
+        folder.write(run_dir / cancel_request.FILE, cancel_request.Cancel(t=clock.now(), refused=error.what))
+        folder.note(run_dir, "cancel refused", reason=error.what)
+        error.hint = f"{error.hint}; the run goes on" if error.hint else "the run goes on"
+        raise
 
 
 def _are_gone(run_dir: Path, wait_s: float) -> bool:

@@ -21,6 +21,7 @@ Action = Literal["done", "again", "resubmit", "wait", "stop"]
 
 _NEVER = 1 << 30
 _STORAGE_WAITS_S = (10.0, 30.0, 60.0, 120.0)
+_SIGNALLED = 128  # an exit code from here on is a signal's
 _START_UP_S = 60.0  # staging is done, programs start, a few steps are made
 
 
@@ -171,11 +172,16 @@ def _same_again(cause: Cause, streak: Sequence[Cause]) -> bool:
 
 def _suspects(cause: Cause, history: Sequence[Cause]) -> tuple[str, ...]:
     """The node where it happened this time and the last time of its kind; () where that is not one."""
-    before = next((one for one in reversed(history) if one.kind == cause.kind), None)
-    if before is None:
+    before = next((one for one in reversed(history) if one.kind == cause.kind and not _is_own_end(one)), None)
+    if before is None or _is_own_end(cause):
         return ()
     both = set(_where(cause)) & set(_where(before))
     return tuple(sorted(both)) if len(both) == 1 else ()
+
+
+def _is_own_end(cause: Cause) -> bool:
+    """Whether a program that got on ended with a code of its own, such as 75: wherever it ran, no node chose that."""
+    return cause.kind == "unknown" and cause.progressed and 0 < (cause.exit_code or 0) < _SIGNALLED
 
 
 def _where(cause: Cause) -> tuple[str, ...]:

@@ -70,6 +70,13 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
         ([cause("unknown", fingerprint="f"), cause("unknown", fingerprint="g")], "again", ()),
         ([cause("unknown", fingerprint="f", node="n1")] * 2, "resubmit", ("n1",)),
         ([cause("unknown", fingerprint="f", node="n1")] * 2 + [cause("unknown", fingerprint="f")], "stop", ()),
+        ([cause("unknown", exit_code=75, node="n1", progressed=True)] * 3, "again", ()),
+        (
+            [cause("unknown", exit_code=75, node="n1"), cause("unknown", exit_code=75, node="n1", progressed=True)],
+            "again",
+            (),
+        ),
+        ([cause("unknown", exit_code=137, node="n1", progressed=True)] * 2, "resubmit", ("n1",)),
     ],
 )
 def test_the_table(causes: list[Cause], action: str, exclude: tuple[str, ...]) -> None:
