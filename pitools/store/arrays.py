@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, UsageError, nearest
+from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store import zarr as metadata
 from pitools.store.array import Absent, ArrayReader, Check, Opener, open_in
 from pitools.store.held import Held, left_out
 from pitools.store.layout import layout
+from pitools.store.manifest import FileEntry
+from pitools.store.versions import is_version
 
 # Action, state and the like: read once, and then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
@@ -31,21 +34,28 @@ class Arrays:
     """One version, whole or a part. Any threads may read at once, and forked processes may go on."""
 
     def __init__(
-        self, path: Path, *, check: Check = "first", resident_bytes: int = RESIDENT_BYTES, opener: Opener | None = None
+        self, path: Path, *, check: Check = "first", resident_bytes: int = RESIDENT_BYTES,
+        opener: Opener | None = None, verify: bool = False,
     ) -> None:  # fmt: skip
         """opener: opens the version's files, and "" its folder, where they are not all in `path` from the beginning.
+        verify: compare the manifest with the folder's name, and each file with its digest there when it is opened:
+        for a shard in another one's place, which has the checksums of what it is.
 
         Raises DataError when the folder is no dataset, and what the opener raises.
         """
-        self.path = path
+        self.path, self._verify = path, verify
         self._opener, self._given = opener or partial(open_in, path), opener
         self._check, self._resident_bytes = check, resident_bytes
         if opener:
-            data = self._bytes(manifests.FILE_NAME)
+            data = self.read_file(manifests.FILE_NAME)
             self.manifest = manifests.decode(data, str(path / manifests.FILE_NAME))
         else:
             self.manifest, data = manifests.load(path)
         self.version = manifests.version(data)
+        if verify:
+            _check_name(path, self.version)
+            named = {entry.path: entry for entry in self.manifest.files}
+            self._opener = partial(_open_verified, path, self._opener, named)
         self._known: dict[str, metadata.Array] = {}
         self._readers: dict[str, ArrayReader | None] = {}
         self._held: dict[str, Held | None] = {}
@@ -58,7 +68,9 @@ class Arrays:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What another process opens it by."""
-        again = partial(Arrays, check=self._check, resident_bytes=self._resident_bytes, opener=self._given)
+        again = partial(
+            Arrays, check=self._check, resident_bytes=self._resident_bytes, opener=self._given, verify=self._verify
+        )
         return again, (self.path,)
 
     @property
@@ -80,7 +92,7 @@ class Arrays:
         """The store's own attributes, as in its `zarr.json`. Raises DataError."""
         if self._attributes is None:
             try:
-                self._attributes = dict(json.loads(self._bytes(metadata.V3))["attributes"])
+                self._attributes = dict(json.loads(self.read_file(metadata.V3))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{metadata.V3} is not readable: {error}", where=str(self.path), hint=_HINT) from error
         return self._attributes
@@ -92,7 +104,7 @@ class Arrays:
                 names = [known for known in self.manifest.arrays if not known.startswith("episode_")]
                 raise UsageError(f"no array {name!r}", where=str(self.path), hint=nearest(name, names))
             where = f"{name}/{metadata.V3}"
-            found = metadata.parse(name, self._bytes(where), str(self.path / where))
+            found = metadata.parse(name, self.read_file(where), str(self.path / where))
             if found is None:
                 raise DataError(f"{name} is a group, not an array", where=str(self.path), hint=_HINT)
             known = self.manifest.arrays[name]
@@ -172,7 +184,8 @@ class Arrays:
         except OSError as error:
             raise self._unreadable(path, error) from error
 
-    def _bytes(self, path: str) -> bytes:
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a small file, such as metadata. Raises DataError."""
         descriptor = self._open(path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
@@ -216,3 +229,32 @@ class Arrays:
                     found[int(matched[1])].append(entry.path)
             self._named[name] = dict(found)
         return self._named[name]
+
+
+def repair(folder: Path) -> str:
+    """What to do about a version that is damaged."""
+    return f"take one that is whole, or repair it: `pit dataset rebuild {folder} --from RECORDINGS --publish`"
+
+
+def _check_name(path: Path, version: str) -> None:
+    name = path.resolve().name
+    if is_version(name) and name != version:
+        what = f"its manifest is that of {version}, not the one that the folder is named after"
+        raise DataError(what, where=str(path), hint=repair(path))
+
+
+def _open_verified(folder: Path, opener: Opener, named: dict[str, FileEntry], path: str) -> int:
+    """A descriptor of a file that is what the manifest says; of the folder for "". Raises OSError, DataError."""
+    descriptor = opener(path)
+    try:
+        if path:
+            entry = named.get(path)
+            if entry is None:
+                raise DataError(f"{path}: the manifest does not name it", where=str(folder), hint=repair(folder))
+            if digest.of_descriptor(descriptor, like=entry.digest) != (entry.bytes, entry.digest):
+                what = f"{path} is damaged: its content is not what the manifest says"
+                raise DataError(what, where=str(folder), hint=repair(folder))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -8,6 +8,7 @@ xxh3_128x64m:<32 hex>  of a larger file: XXH3-128 over the 16-byte XXH3-128 dige
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -67,10 +68,21 @@ def of_ranges(ranges: Iterable[bytes]) -> str:
 
 def of_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
     """Size in bytes and digest of a file, read once. Raises OSError."""
-    hasher, total = Hasher(), 0
+    with path.open("rb", buffering=0) as file:
+        return of_descriptor(file.fileno(), advance=advance)
+
+
+def of_descriptor(
+    descriptor: int, *, like: str = "", advance: Callable[[int], None] = lambda _: None
+) -> tuple[int, str]:  # fmt: skip
+    """Size in bytes and digest of an open file, from its beginning; where it stands in it stays.
+
+    like: a digest, of whose kind this one is to be. Raises OSError.
+    """
+    hasher, total = hasher_for(like), 0
     # A page-aligned buffer: reading into malloc's large ones, which begin inside a page, is several times slower.
-    with path.open("rb", buffering=0) as file, mmap.mmap(-1, BLOCK) as buffer, memoryview(buffer) as view:
-        while count := file.readinto(view):
+    with mmap.mmap(-1, BLOCK) as buffer, memoryview(buffer) as view:
+        while count := os.preadv(descriptor, [view], total):
             hasher.update(view[:count])
             total += count
             advance(count)

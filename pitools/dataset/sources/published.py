@@ -19,8 +19,12 @@ _HINT = "check the version, or stage it again"
 
 
 def scan(path: Path, skip: Sequence[str]) -> Recording:
-    """What the version holds. Raises DataError for one that is damaged, or a part of another."""
-    store = Arrays(path, check="always")
+    """What the version holds. Raises DataError for one that is damaged, or a part of another.
+
+    What is read of it is compared with its manifest's digests, here and later: a new version would have digests of its
+    own, by which no damage that came in could ever be found.
+    """
+    store = Arrays(path, check="always", verify=True)
     manifest = store.manifest
     if manifest.subset:
         raise DataError(

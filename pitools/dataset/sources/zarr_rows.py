@@ -49,7 +49,7 @@ class Store:
     def __init__(self, path: Path, *, published: bool) -> None:
         """Raises DataError."""
         self._path = path
-        self._arrays = Arrays(path, check="always") if published else None
+        self._arrays = Arrays(path, check="always", verify=True) if published else None
         self._readers: dict[str, ArrayReader | None] = {}
         self._plain: dict[str, Any] = {}
 

@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
+from pitools.core.files import plain_file
 from pitools.dataset.sources.readers import open_reader
 from pitools.dataset.sources.recording import Changed
 from pitools.dataset.write import assemble, shards, statistics
@@ -23,7 +24,8 @@ from pitools.dataset.write.plan import Job, Plan, Range, Shard
 from pitools.dataset.write.statistics import Partial
 from pitools.dataset.write.verify import PASSING, in_episode
 from pitools.store import digest
-from pitools.store.arrays import Arrays
+from pitools.store.arrays import Arrays, repair
+from pitools.store.manifest import FileEntry
 
 BLOCK_BYTES = 4 << 20  # of steps that are read, encoded and described while the processor has them in its cache
 _READ_BYTES = 1 << 20
@@ -40,7 +42,7 @@ class Maker:
         self._journal = Journal(place.journal, run)
         self._block, self._encoded = shards.Buffer(), shards.Buffer()
         self._reader = open_reader(plan.episodes[0])
-        self._parent = Arrays(plan.parent) if plan.parent else None
+        self._parent = Arrays(plan.parent, verify=True) if plan.parent else None
         self._kept = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
 
     def close(self) -> None:
@@ -116,7 +118,7 @@ class Maker:
             what = f"{key} is missing, or has not {kept.bytes} bytes"
             raise DataError(what, where=str(self._parent.path), hint="append to a version that is whole")
         try:
-            self._place.put(key, lambda part: _link(source, part, kept.digest))
+            self._place.put(key, lambda part: _link(source, part, kept))
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
@@ -135,19 +137,27 @@ class Maker:
             while count := file.readinto(whole[done:]):
                 done += count
         if self._place.put(key, lambda part: shards.write(part, whole, direct=True)) != self._kept[key].digest:
-            raise DataError(
-                f"{key} has not the digest of its manifest", where=str(source), hint="append to a version that is whole"
-            )
+            raise _damaged(source, self._kept[key])
 
     def _hash(self, key: str, job: Range) -> Entry:
         source = self._plan.sources[job.file]
         return hash_range(key, source.path, job.number, min(digest.RANGE, source.bytes - job.number * digest.RANGE))
 
 
-def _link(source: Path, part: Path, text: str) -> str:
+def _link(source: Path, part: Path, kept: FileEntry) -> str:
+    """Link a shard of the parent, which may be damaged since: it is read. Raises DataError, OSError."""
     with contextlib.suppress(FileExistsError):  # no name but our own: NFS says so where an answer was lost
         os.link(source, part)
-    return text
+    with plain_file(part) as file:
+        if digest.of_descriptor(file.fileno(), like=kept.digest)[1] != kept.digest:
+            raise _damaged(source, kept)
+    return kept.digest
+
+
+def _damaged(source: Path, kept: FileEntry) -> DataError:
+    parent = source.parents[kept.path.count("/")]
+    what = f"{kept.path} is damaged: its content is not what the manifest says"
+    return DataError(what, where=str(parent), hint=repair(parent))
 
 
 def hash_range(key: str, path: Path, number: int, size: int) -> Entry:

@@ -18,7 +18,6 @@ from pitools.dataset.sources.recording import RESERVED, Episode, Refused
 from pitools.dataset.write import grid
 from pitools.dataset.write.grid import Grid
 from pitools.dataset.write.statistics import Partial
-from pitools.store import digest
 from pitools.store.arrays import Arrays
 from pitools.store.layout import layout
 from pitools.store.manifest import ArraySchema
@@ -28,7 +27,7 @@ _CODECS = {"raw": "raw", "blosc": "lz4", "zstd": "zstd"}
 
 
 class Parent:
-    """A whole version of ours, open to be appended to."""
+    """A whole version of ours, open to be appended to. What is read of it is compared with its manifest's digests."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Raises UsageError for a version of another dataset, DataError for a damaged one or a part of one."""
@@ -40,7 +39,7 @@ class Parent:
         if self.manifest.subset:
             raise DataError("it is a part of a version", where=where, hint="append to the whole one")
         catalog.check_complete(path, self.manifest)
-        self._store = Arrays(path)
+        self._store = Arrays(path, verify=True)
         self.arrays: dict[str, ArraySchema] = {
             key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED)
         }
@@ -107,13 +106,9 @@ class Parent:
         """
         path = f"{name}/zarr.json".lstrip("/")
         try:
-            data = (self.path / path).read_bytes()
-            if digest.of_bytes(data) not in {entry.digest for entry in self.manifest.files if entry.path == path}:
-                raise ValueError("it has not the digest that the manifest says")
-            return dict(json.loads(data))
-        except (OSError, ValueError) as error:
-            hint = "append to a version that is whole: `pit dataset check` tells"
-            raise DataError(f"{path} is damaged: {error}", where=str(self.path), hint=hint) from error
+            return dict(json.loads(self._store.read_file(path)))
+        except ValueError as error:
+            raise DataError(f"{path} is not readable: {error}", where=str(self.path), hint="ingest anew") from error
 
     def unlike(self, episode: Episode) -> Refused | None:
         """Why an episode cannot be appended, None when it has the parent's arrays."""

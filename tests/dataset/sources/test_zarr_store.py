@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -11,8 +11,10 @@ import pytest
 import zarr
 
 from pitools.core.errors import DataError
+from pitools.core.files import exchange
 from pitools.dataset.ingest import ingest
 from pitools.dataset.sources import layouts
+from pitools.dataset.write import grid
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Subset
 
@@ -171,19 +173,38 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
 
 
 def test_damaged_version(robomimic, whole, tmp_path) -> None:
-    """A flipped bit or a missing shard in a version of ours is refused when it is read: by checksum, never as zeros."""
+    """A flipped bit or a missing shard in a version of ours is refused when it is read, never taken for zeros."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
     found = layouts.scan(version, "auto")
     shard = version / "obs/eye_image/c/0/0/0/0"
-    shutil.copy(shard, tmp_path / "kept")
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(DataError, match="not what its checksum says"):
+    with pytest.raises(DataError, match="not what the manifest says"):
         whole(found.episodes[0])
     shard.unlink()
     with pytest.raises(DataError, match="No such file"):
         whole(found.episodes[0])
+
+
+@pytest.mark.parametrize("damage", ["shards", "fill value", "lengths", "name"])
+def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
+    """What is whole in itself, and not what the manifest says, is refused: a new version would have it for good."""
+    with patch.multiple(grid, CHUNK_BYTES=512, SHARD_BYTES=2048):
+        version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
+        other = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
+    if damage == "shards":
+        exchange(version / "obs/eye_image/c/0/0/0/0", version / "obs/eye_image/c/1/0/0/0")
+    elif damage == "fill value":
+        metadata = version / "action/zarr.json"
+        metadata.write_bytes(metadata.read_bytes().replace(b'"fill_value": 0.0', b'"fill_value": 7.0'))
+    elif damage == "lengths":
+        exchange(version / "episode_offsets/c/0", other / "episode_offsets/c/0")
+    else:
+        version = version.rename(version.with_name("0" * 32))
+    with pytest.raises(DataError, match="manifest"):
+        ingest([version], root=tmp_path / "new", name="x")
+    assert not list((tmp_path / "new").glob("x/*"))
 
 
 @pytest.mark.parametrize("name", ["img", "action", "reward"])

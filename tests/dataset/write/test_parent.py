@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
+from pitools.core.files import exchange
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
 from pitools.dataset.write import compose, grid, maker
@@ -164,6 +165,27 @@ def test_what_does_not_go_together(tmp_path) -> None:
     (Path(first.path) / "action/c/0/0").unlink()
     with pytest.raises(DataError, match="action/c/0/0 is missing"):
         ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
+
+
+@pytest.mark.parametrize("damage", ["swapped", "flipped", "last", "lengths"])
+def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
+    """A shard that is linked, one that is made again, and what is said of episodes are the parent's, or refused."""
+    one, two, other = (record(tmp_path / f"{i}.hdf5", [100, 90 + i], i) for i in range(3))
+    parent = Path(ingest([one], root=tmp_path / "root", name="x", codec="raw").path)
+    shards = sorted((parent / "action/c").glob("*/0"), key=lambda path: int(path.parent.name))
+    if damage == "swapped":
+        exchange(shards[0], shards[1])
+    elif damage == "flipped":
+        data = shards[0].read_bytes()
+        shards[0].write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    else:
+        third = Path(ingest([other], root=tmp_path / "other", name="x", codec="raw").path)
+        name = "episode_offsets/c/0" if damage == "lengths" else str(shards[-1].relative_to(parent))
+        exchange(parent / name, third / name)
+        assert (parent / name).stat().st_size == (third / name).stat().st_size
+    with pytest.raises(DataError, match="not what the manifest says"):
+        ingest([two], root=tmp_path / "root", name="x", append=parent)
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 
 
 def test_a_parent_without_folded_statistics(tmp_path, small) -> None:
