@@ -46,10 +46,12 @@ class ArraySchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What an array's values are like: one number for each column of a vector, each channel (last axis) of an image.
+    """What an array's values are like: one number for each column of a vector, each channel (last axis) of an image, or
+    one for all where there are more than 4,096 of those.
 
     rows: that were looked at; of images one in some. bad: items among them that are NaN or infinite, and no part of the
-    rest. deviation: of the population. A column without any finite value has zeros.
+    rest. deviation: of the population. A column without any finite value has zeros. Where float64 cannot hold a sum of
+    squares, as of values beyond 1e154, mean and deviation say nothing.
     """
 
     rows: int

@@ -59,6 +59,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return 1 + few[0] / sqrt(max(self.episodes, 1)) + few[1] / sqrt(max(self.known, 1))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of sums that float64 cannot hold
 def gate(new: Manifest, parent: Manifest, bounds: Bounds | None = None) -> list[Finding]:
     """How the new version drifts from its parent, by manifests alone; nothing is read.
 
@@ -74,6 +75,7 @@ def gate(new: Manifest, parent: Manifest, bounds: Bounds | None = None) -> list[
     return list(bounds.judged(found))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def compared(new: Manifest, parent: Manifest) -> Part:
     """What is new of a version: the steps it appends where it only appends, else all of it."""
     statistics, tasks = new.statistics or {}, new.tasks or {}

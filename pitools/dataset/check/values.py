@@ -79,17 +79,7 @@ def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]
     """
     if not (is_action(array.name) or is_observed(array.name)) or not len(array.sample):
         return
-    middle, sigma = _ordinary(array.sample)
-    away = np.maximum(array.high - middle, middle - array.low)
-    away[~np.isfinite(away)] = 0
-    # A gripper rests, but for its noise, and closes in many an episode: they are judged by each other.
-    for column in np.flatnonzero((away > bounds.outlier_sigmas * sigma).any(axis=0)).tolist():
-        beyond = away[away[:, column] > bounds.outlier_sigmas * sigma[column], column]
-        if len(beyond) > max(1, _ALONE * len(away)):
-            sigma[column] = max(sigma[column], float(np.median(beyond)) / _REACH)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        reach = away / sigma
-    reach[~np.isfinite(reach)] = 0
+    reach, middle, sigma = _reaches(array, bounds.outlier_sigmas)
     for episode in np.flatnonzero((reach > bounds.outlier_sigmas).any(axis=1)).tolist():
         column = int(reach[episode].argmax())
         low, high = array.low[episode, column], array.high[episode, column]
@@ -101,6 +91,22 @@ def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]
             what=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median", got=f"{far:g}",
             expected=f"within {bounds.outlier_sigmas:g} sigmas ({sigma[column]:.3g}) of {middle[column]:.3g}",
         )  # fmt: skip
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # next to the largest numbers there are
+def _reaches(array: Vectors, sigmas: float) -> tuple[Floats, Floats, Floats]:
+    """(episodes, columns): how many sigmas an episode goes from the median; medians and sigmas: (columns,)."""
+    middle, sigma = _ordinary(array.sample)
+    away = np.maximum(array.high - middle, middle - array.low)
+    away[~np.isfinite(away)] = 0
+    # A gripper rests, but for its noise, and closes in many an episode: they are judged by each other.
+    for column in np.flatnonzero((away > sigmas * sigma).any(axis=0)).tolist():
+        beyond = away[away[:, column] > sigmas * sigma[column], column]
+        if len(beyond) > max(1, _ALONE * len(away)):
+            sigma[column] = max(sigma[column], float(np.median(beyond)) / _REACH)
+    reach = away / sigma
+    reach[~np.isfinite(reach)] = 0
+    return reach, middle, sigma
 
 
 def _ordinary(sample: Floats) -> tuple[Floats, Floats]:
@@ -141,11 +147,13 @@ def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
     low, high = array.low.min(axis=0), array.high.max(axis=0)
     some = array.rows > 0
     deviation = array.deviation
-    scale = np.maximum(np.abs(array.mean), deviation) * _ROUNDING + 1e-12
+    # Squares of values beyond 1e154 are beyond float64: what became of them depends on how many were summed at a time.
+    scale = np.where(np.isfinite(deviation), np.maximum(np.abs(array.mean), deviation) * _ROUNDING + 1e-12, np.inf)
+    mean, deviation = np.nan_to_num(array.mean), np.nan_to_num(deviation)
     for what, got, expected, near in (
-        ("minimum", np.where(some, low, 0), told.minimum, scale * 0),
-        ("maximum", np.where(some, high, 0), told.maximum, scale * 0),
-        ("mean", array.mean, told.mean, scale),
+        ("minimum", np.where(some, low, 0), told.minimum, 0),
+        ("maximum", np.where(some, high, 0), told.maximum, 0),
+        ("mean", mean, told.mean, scale),
         ("deviation", deviation, told.deviation, scale),
     ):
         if len(expected) != len(got):

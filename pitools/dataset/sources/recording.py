@@ -224,10 +224,14 @@ def refuse_names(recording: Recording) -> Recording:
 
 
 def language(attributes: dict[str, Any]) -> str:
-    """The instruction, taken out of the attributes."""
+    """The instruction, taken out of the attributes; of a list, which stays there where it has more, the first one."""
     for key in ("language", "language_instruction"):
-        if isinstance(attributes.get(key), str):
-            return str(attributes.pop(key))
+        match attributes.get(key):
+            case str(text) | [str(text)]:
+                del attributes[key]
+                return text
+            case [str(text), *_]:
+                return text
     return ""
 
 

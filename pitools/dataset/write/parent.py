@@ -17,7 +17,7 @@ from pitools.dataset.sources.attributes import of_array
 from pitools.dataset.sources.recording import RESERVED, Episode, Refused
 from pitools.dataset.write import grid
 from pitools.dataset.write.grid import Grid
-from pitools.dataset.write.statistics import Partial
+from pitools.dataset.write.statistics import Partial, columns
 from pitools.store.arrays import Arrays
 from pitools.store.layout import layout
 from pitools.store.manifest import ArraySchema
@@ -96,7 +96,9 @@ class Parent:
         for name, count in linked.items():
             kept = self._metadata(name)["attributes"].get(STATISTICS)
             if count and isinstance(kept, dict) and kept.get("shards") == count:
-                found[name] = msgspec.convert({key: kept[key] for key in kept if key != "shards"}, Partial)
+                partial = msgspec.convert({key: kept[key] for key in kept if key != "shards"}, Partial)
+                if len(partial.count) == columns(self.arrays[name].shape[1:]):
+                    found[name] = partial
         return found
 
     def _metadata(self, name: str) -> dict[str, Any]:

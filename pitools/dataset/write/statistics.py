@@ -21,6 +21,7 @@ from pitools.store.manifest import Statistics
 
 _ITEMS = 1 << 20  # of float64, at a time
 FRAMES_APART = 32
+MAX_COLUMNS = 4096
 _LARGEST = float(np.finfo(np.float64).max)
 
 Floats = tuple[float, ...]
@@ -40,8 +41,10 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(row: tuple[int, ...]) -> int:
-    """How many numbers describe an array of this row: a vector's items, an image's channels, 1 for a plain (H, W)."""
-    return row[-1] if len(row) in (1, 3) or len(row) > 3 else 1
+    """How many numbers describe an array of this row: a vector's items, an image's channels, 1 for a plain (H, W), and
+    for what has more of them than a manifest should hold."""
+    last = row[-1] if len(row) in (1, 3) or len(row) > 3 else 1
+    return last if last <= MAX_COLUMNS else 1
 
 
 def has_statistics(dtype: str) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -191,6 +192,23 @@ def test_statistics(copy, found, resign, manifest_of) -> None:
         (finding,) = found(copy)
         assert (finding.level, finding.check) == ("fault", "statistics")
         assert f"the manifest's {change} is not that of the values, in column 4" in finding.what
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("large", [1e160, 1e308])
+def test_statistics_of_the_largest_numbers(make, found, resign, manifest_of, large) -> None:
+    """Values whose sums or squares float64 cannot hold make a version that is as its manifest says; minimum and maximum
+    are compared all the same."""
+
+    def change(demos) -> None:
+        for known in demos:
+            known["obs/large"] = np.where(known["obs/joints"] > 0, large, -large)
+
+    path = make(change)
+    assert found(path) == []
+    told = manifest_of(path).statistics
+    wrong = msgspec.structs.replace(told["obs/large"], maximum=(1.0,) * 7)
+    assert {finding.check for finding in found(resign(path, statistics=told | {"obs/large": wrong}))} == {"statistics"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)

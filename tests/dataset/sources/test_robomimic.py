@@ -24,6 +24,18 @@ def test_refused_demos(robomimic) -> None:
     assert found.splits == {"train": ("demo_2", "demo_3"), "valid": ()}
 
 
+def test_several_instructions(robomimic) -> None:
+    """Of a list of instructions the first is the episode's; all of them stay where there are more."""
+    path = robomimic(3, 4, 5, 6)
+    with h5py.File(path, "r+") as file:
+        for name, told in {"demo_0": ["pick", "grasp it"], "demo_1": ["pick"]}.items():
+            file[f"data/{name}"].attrs["language"] = told
+        file["data/demo_2"].attrs["language"] = np.array([], "S1")
+    found = layouts.scan(path, "auto").episodes
+    assert [episode.language for episode in found] == ["pick", "pick", "", "reach 3"]
+    assert [episode.attributes.get("language") for episode in found] == [["pick", "grasp it"], None, [], None]
+
+
 def test_broken_link(robomimic) -> None:
     """A demo with a link that leads nowhere is refused; the file is no error."""
     path = robomimic(3, 4)

@@ -16,7 +16,7 @@ from pitools.core.errors import DataError, UsageError
 from pitools.core.files import exchange
 from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
-from pitools.dataset.write import compose, grid, maker
+from pitools.dataset.write import compose, grid, maker, statistics
 from pitools.store import manifest as manifests
 
 
@@ -198,6 +198,18 @@ def test_a_parent_without_folded_statistics(tmp_path, small) -> None:
     mine, theirs = (manifests.load(Path(version.path))[0] for version in (second, whole))
     assert mine.statistics == theirs.statistics
     assert content(second) == content(whole)
+
+
+def test_a_parent_with_statistics_of_another_width(tmp_path, small) -> None:
+    """Where the parent has numbers of each of many columns, for which there is one now, they are made again."""
+    one, two = record(tmp_path / "a.hdf5", [100, 90], 1), record(tmp_path / "b.hdf5", [80], 2)
+    first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
+    with patch.object(statistics, "MAX_COLUMNS", 6):
+        second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
+        whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
+    mine, theirs = (manifests.load(Path(version.path))[0] for version in (second, whole))
+    assert mine.statistics == theirs.statistics
+    assert len(mine.statistics["action"].mean) == 1
 
 
 def test_a_parent_without_names_of_axes(tmp_path, small) -> None:

@@ -36,9 +36,11 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
 
 
 def test_columns() -> None:
-    """A vector's items, an image's channels, and one number for a plain image or a scalar."""
+    """A vector's items, an image's channels, and one number for a plain image, a scalar and what has too many."""
     found = {row: statistics.columns(row) for row in ((), (7,), (48, 64), (48, 64, 3), (2, 48, 64, 3))}
     assert found == {(): 1, (7,): 7, (48, 64): 1, (48, 64, 3): 3, (2, 48, 64, 3): 3}
+    most = statistics.MAX_COLUMNS
+    assert [statistics.columns(row) for row in ((most,), (most + 1,), (2, 2, most + 1))] == [most, 1, 1]
 
 
 def test_images_are_chosen_by_their_number() -> None:
