@@ -138,6 +138,20 @@ def test_scancel_is_the_end(made: Callable[..., dict[str, Any]], pit: Pit, alpha
     assert json.loads(done.stdout)["action"] == "over"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may end what is another user's")
+def test_a_run_of_another_user_ends_no_job_of_ours(
+    made: Callable[..., dict[str, Any]], pit: Pit, alpha: Client
+) -> None:
+    """Root who cancels a user's run ends that user's jobs, and not whichever its records name."""
+    run = made(600)
+    os.chown(run["run_dir"], 12345, 12345)
+    done = pit("launch", "cancel", run["run_dir"])
+    assert (done.returncode, alpha.jobs([run["job_id"]]) != []) == (4, True), done.stderr
+    os.chown(run["run_dir"], 0, 0)
+    assert pit("launch", "cancel", run["run_dir"]).returncode == 0
+    until(lambda: not alpha.jobs([run["job_id"]]))
+
+
 def test_an_error_of_the_program_is_told(pit: Pit, clusters: Path, tmp_path: Path) -> None:
     """`run --wait` ends with 1, the cause and the line; `why` shows the attempt."""
     (tmp_path / "boom.py").write_text("raise ValueError('no such camera')\n")

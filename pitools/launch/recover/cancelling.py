@@ -20,7 +20,7 @@ from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing
 from pitools.launch import jobs, local, once, polling
 from pitools.launch.attempt import end
 from pitools.launch.recover import asking, settling
-from pitools.launch.recover.lock import held
+from pitools.launch.recover.lock import held, is_own, owner
 from pitools.run import cancel_request, folder
 from pitools.run.attempt import Verdict
 from pitools.site.connect import client
@@ -127,6 +127,8 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             jobs.check_cluster(site, job)
         made = [_known(run_dir, site, number) for number in jobs.numbers(run_dir)]
         known = {one.job_id: jobs.name(run_dir, one.number) for one in (*made, job) if one}
+        if not is_own(run_dir):
+            _require_owners_jobs(run_dir, site, list(known))
         if is_over and made:
             for job_id, name in known.items():
                 client(site).cancel([job_id], name=name)
@@ -180,6 +182,16 @@ def _require_owner(run_dir: Path, pid: int) -> None:
         if Path(f"/proc/{pid}").stat().st_uid != run_dir.stat().st_uid:
             what = f"process {pid}, which its record names, is not of the run's owner"
             raise ClusterError(what, where=str(run_dir), hint=f"look whose it is: ps -o user,args {pid}")
+
+
+def _require_owners_jobs(run_dir: Path, site: Site, ids: list[str]) -> None:
+    """The same for jobs: an operator of Slurm may end anybody's."""
+    whose = owner(run_dir)
+    for job in client(site).jobs(ids, all_states=True) if ids else ():
+        if job.user != whose:
+            what = f"job {job.job_id}, which its record names, is {job.user}'s (expected {whose}'s, as the run)"
+            hint = f"scancel --user={whose} --name={run_dir.name}"
+            raise ClusterError(what, where=str(run_dir), hint=hint)
 
 
 def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:

@@ -84,11 +84,14 @@ def is_own(folder: Path) -> bool:
 def others(folder: Path, what: str) -> ClusterError:
     """The error that something is another user's."""
     hint = "only they can do this; anybody who may read it can use `pit launch show`, `why` and `logs`"
-    return ClusterError(f"{what} is {_owner(folder)}'s", where=str(folder), hint=hint)
+    return ClusterError(f"{what} is {owner(folder)}'s", where=str(folder), hint=hint)
 
 
-def _owner(path: Path) -> str:
+def owner(path: Path) -> str:
+    """The name of a folder's user, or their number."""
     try:
         return path.owner()
-    except (OSError, KeyError):
+    except KeyError:
+        return str(path.stat().st_uid)
+    except OSError:
         return "somebody else"
