@@ -40,8 +40,9 @@ def check(
         of_group = may_be_group_s and not open_above and found.st_gid in _groups()
         hint = f"; {otherwise}" if otherwise and not group_above and found.st_gid in _groups() else ""
         if found.st_uid not in users and not of_group:
-            problem = f"belongs to user {_name(found.st_uid)} (expected you or root)"
-            raise _refused(path, what, at, problem, f"chown it, or use a {what} of your own{hint}")
+            user = _name(found.st_uid)
+            hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
+            raise _refused(path, what, at, f"belongs to user {user} (expected you or root)", hint)
         if stat.S_ISLNK(found.st_mode):
             continue
         open_above = bool(found.st_mode & stat.S_IWOTH)

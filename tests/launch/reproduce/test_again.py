@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import msgspec
 import pytest
 
 from pitools.core import clock
-from pitools.core.errors import DataError
+from pitools.core.errors import ConfigError, DataError
 from pitools.launch.reproduce import again, code, diff, facts
 from pitools.run import folder, steps
 from pitools.site import load
@@ -101,6 +103,18 @@ def test_every_difference_is_told(
     assert "+# more\n" in patch
     assert "--- a/only_a.py" not in patch  # it is empty: there is no line to show
     assert "a/binary and b/binary differ" in patch
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_run_of_another_user_is_not_run_as_us(make_run: MakeRun) -> None:
+    """Not by root either: it is refused, as whose it is, and a copy is run again by whoever answers for it."""
+    run = make_run("r-1", entry="loop:main")
+    copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
+    os.chown(run, 54321, -1)
+    with pytest.raises(ConfigError) as caught:
+        again.plan(run, load.load("local"))
+    assert (caught.value.where, f"cp -r {run} " in caught.value.hint) == (str(run), True)
+    again.plan(copy, load.load("local"))
 
 
 def test_a_run_that_kept_nothing(make_run: MakeRun) -> None:
