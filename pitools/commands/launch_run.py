@@ -26,12 +26,19 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @format_option
 def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
-    """Show what `run` would do with REQUEST (a TOML file), as a record that `run -` accepts."""
+    """Show what `run` would do with REQUEST (a TOML file), as a record that `run -` accepts.
+
+    The cluster is not asked: what its nodes have, and whether it would take the job, says `pit place plan`.
+    """
     from pitools.core.output import Output
+    from pitools.launch.plan import require_workdir
     from pitools.site.load import load
 
+    site = load(site_name)
+    made = _plan(request, site, data, nodes)
+    require_workdir(made, site)
     with Output(form, PLAN_COLUMNS) as out:
-        out(_plan(request, load(site_name), data, nodes))
+        out(made)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import units
+from pitools.core import hosts, units
 from pitools.core.errors import ConfigError
 from pitools.core.record import Record
 from pitools.launch.attempt import notice
@@ -78,6 +78,9 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
     time_s = _time_s(request, site, where)
     if name or site.partitions:
         _fits(request, site, name, time_s, where)
+    if request.nodelist and (named := len(hosts.expand(request.nodelist))) > request.nodes:
+        what = f"nodelist names {named} nodes, and nodes = {request.nodes}"
+        raise ConfigError(what, where=where, hint="the job gets all that it names: name no more than it has")
     if request.data and not site.paths.nvme:
         raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
     job = dialect.Job(
@@ -110,6 +113,12 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         python=site.paths.python or sys.executable,
         request_text=request_text,
     )
+
+
+def require_workdir(plan: Plan, site: Site) -> None:
+    """Raise ConfigError where the plan's workdir, a folder of this machine, is none. Over ssh it may be there alone."""
+    if site.reach.kind == "local" and not Path(plan.request.workdir).is_dir():
+        raise ConfigError(f'workdir = "{plan.request.workdir}" is no folder', where=plan.name)
 
 
 def _time_s(request: Request, site: Site, where: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pitools.core import toml, units
+from pitools.core import hosts, toml, units
 from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.site import dialect
 from pitools.store.resolve import is_there
@@ -18,6 +18,7 @@ Topology = Literal["none", "exclude", "nodelist", "reservation"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
 _SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}|none")
 # Each would make a world of its own on every rank, and train N models that know nothing of each other.
 _LAUNCHER = re.compile(
@@ -166,6 +167,13 @@ def check(request: Request, where: str) -> None:
     require(
         bool(request.gpus_per_node) or not needs_gpu, "gpu and gpu_memory_gib say which GPUs", "set gpus_per_node too"
     )
+    require(not request.memory or bool(_MEMORY.fullmatch(request.memory)), f"memory = {request.memory!r}", '"64G"')
+    for key in ("nodelist", "exclude"):
+        try:
+            if named := getattr(request, key):  # without one ClusterShell is not imported
+                hosts.expand(named)
+        except PitError as error:
+            raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error
     settled = bool(request.nodelist) and request.topology != "none"
     require(not settled, "nodelist and topology both choose nodes", "leave one of them out")
     for name in request.data:

@@ -15,7 +15,7 @@ from pitools.core import proc
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, local, nodes
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, require_workdir
 from pitools.launch.recover import settling
 from pitools.launch.reproduce import provenance
 from pitools.run import folder
@@ -45,8 +45,7 @@ def check(plan: Plan, site: Site) -> None:
         _, raw = manifest.load(Path(data.source))
         if manifest.version(raw) != data.version:
             raise DataError(f'dataset "{data.name}" is no longer version {data.version}', where=data.source)
-    if site.reach.kind == "local" and not Path(plan.request.workdir).is_dir():
-        raise ConfigError(f'workdir = "{plan.request.workdir}" is no folder', where=plan.name)
+    require_workdir(plan, site)
     if not plan.request.entry or site.container.runtime != "none" or site.reach.kind != "local":
         return
     argv = [plan.python, "-c", _IMPORT, plan.request.workdir, plan.request.entry]

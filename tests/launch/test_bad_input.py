@@ -136,9 +136,12 @@ def test_less_than_a_minute_is_no_limit_to_slurm(refused: Callable[..., str], ti
     assert "less than a minute" in refused(f'name = "x"\ncommand = "true"\ntime = "{time}"\n', 3)
 
 
-def test_a_workdir_that_is_not_there(refused: Callable[..., str]) -> None:
-    """Exit 3 before the queue, not after."""
+def test_a_workdir_that_is_not_there(refused: Callable[..., str], pit: Pit) -> None:
+    """Exit 3 before the queue, not after; a plan of it would be refused, so there is none, nor a place in the queue."""
     assert "is no folder" in refused(GOOD + 'workdir = "nowhere"\n', 3)
+    for words in (("launch", "plan"), ("place", "run")):
+        done = pit(*words, "request.toml", "--site", "alpha")
+        assert (done.returncode, done.stdout, "is no folder" in done.stderr) == (3, "", True)
 
 
 def test_an_argument_named_steps_may_be_anything(pit: Pit, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ MakePlan = Callable[..., planning.Plan]
         ("alpha", {"gpus_per_node": 1}, "gpus_per_node = 1", ""),
         ("alpha", {"partition": "dev", "time": "5h"}, "over the limit", "4:00:00"),
         ("alpha", {"segment": 2}, "has no --segment", ""),
+        ("alpha", {"nodelist": "alpha[01-03]", "nodes": 2}, "nodelist names 3 nodes, and nodes = 2", "no more"),
         ("h100-ib", {"gpus_per_node": 9}, "gpus_per_node = 9", ""),
     ],
 )

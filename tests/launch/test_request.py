@@ -52,6 +52,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         (GOOD + '[env]\nA = "x\\ny"\n', "newline", ""),
         (GOOD + 'constraint = "a\\u0000b"\n', "newline, NUL", ""),
         ('name = "x"\ncommand = "true"\n[args]\na = 1\n', "args go with entry", ""),
+        (GOOD + 'memory = "lots"\n', "memory = 'lots'", "64G"),
+        (GOOD + 'nodelist = "n[1"\n', "nodelist: 'n[1' is not a host list", "n[01-04,07]"),
+        (GOOD + 'exclude = "n[1"\n', "exclude: 'n[1' is not a host list", ""),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, what: str, hint: str) -> None:

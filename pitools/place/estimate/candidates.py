@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
 
 from pitools.core import hosts, units
-from pitools.core.errors import PitError, UsageError
+from pitools.core.errors import ConfigError, PitError, UsageError
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan, Staged
 from pitools.launch.request import Request
@@ -34,14 +34,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of one site, for one request.
 
     plan: what `pit launch run -` would do; None where there can be no such plan. reasons: what speaks against it; ()
-    where it fits. units: GPUs that it would hold, or nodes where there are none. able, nodes: how many of the
-    partition's nodes could serve the request, and how many there are; unhealthy: that are down, drained or the like.
+    where it fits; never: those of them that no waiting changes. units: GPUs that it would hold, or nodes where there
+    are none. able, nodes: how many of the partition's nodes could serve the request, and how many there are; unhealthy:
+    that are down, drained or the like.
     """
 
     site: Site
     partition: str
     plan: Plan | None = None
     reasons: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
     units: int = 0
     able: int = 0
     nodes: int = 0
@@ -88,13 +90,18 @@ def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, wher
     there = next((one for one in snapshot.partitions if one.partition == name), None)
     if there is None or name not in site.partitions:
         whose = "cluster" if name in site.partitions else "site file"
-        return Candidate(site=site, partition=name, reasons=(f"the {whose} has no such partition",))
+        reason = f"the {whose} has no such partition"
+        return Candidate(site=site, partition=name, reasons=(reason,), never=(reason,))
     reasons: list[str] = []
+    never: list[str] = []
     plan: Plan | None = None
     try:
         plan = planning.make(sized(request, site, name), site, where, request_text=text)
+        planning.require_workdir(plan, site)
     except PitError as error:
+        plan = None
         reasons.append(error.what)
+        never += [error.what] if isinstance(error, ConfigError) else []
     names = frozenset(_expand(there.node_list))
     nodes = [node for node in snapshot.nodes if node.node in names]
     healthy = [node for node in nodes if _serves(node)]
@@ -103,11 +110,15 @@ def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, wher
     if plan:
         reasons += [*_of_nodes(request, nodes, suited, able), *limits.refusals(plan.job, there, snapshot)]
         reasons += _of_quota(plan, site, snapshot)
+        # Which features a node has may change; how large it is does not.
+        bare = msgspec.structs.replace(request, constraint="")
+        never += _of_size(request, nodes, [node for node in nodes if _suits(bare, site, name, node)])
     return Candidate(
         site=site,
         partition=name,
         plan=plan,
         reasons=tuple(dict.fromkeys(reasons)),
+        never=tuple(never),
         units=_units(request, site, there, nodes),
         able=len(able),
         nodes=len(nodes),
@@ -167,14 +178,18 @@ def _of_nodes(request: Request, nodes: list[Node], suited: list[Node], able: lis
     wanted = set(_expand(request.nodelist))
     if missing := wanted - {node.node for node in able}:
         yield f"{hosts.fold(missing)} of the node list cannot serve"
+    yield from _of_size(request, nodes, suited)
+    if len(able) < request.nodes <= len(suited):
+        down = [node for node in suited if not _serves(node)]
+        flags = sorted({word for node in down for word in (node.flags or (node.state,))})
+        yield f"{len(able)} of {len(suited)} nodes can serve, the others are {', '.join(flags)}"
+
+
+def _of_size(request: Request, nodes: list[Node], suited: list[Node]) -> Iterator[str]:
     if len(suited) < request.nodes:
         what = f"{request.gpus_per_node} GPUs, " if request.gpus_per_node else ""
         cpus = request.tasks_per_node * request.cpus_per_task
         yield f"{len(suited)} of its {len(nodes)} nodes have what is asked of each ({what}{cpus} CPUs, …)"
-    elif len(able) < request.nodes:
-        down = [node for node in suited if not _serves(node)]
-        flags = sorted({word for node in down for word in (node.flags or (node.state,))})
-        yield f"{len(able)} of {len(suited)} nodes can serve, the others are {', '.join(flags)}"
 
 
 def _of_quota(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
@@ -196,6 +211,13 @@ def _expand(folded: str) -> frozenset[str]:
         return frozenset(hosts.expand(folded)) if folded else frozenset()
     except UsageError:
         return frozenset()
+
+
+def never(request: Request, seen: Sequence[tuple[Site, Snapshot]]) -> list[str]:
+    """Why no partition of these sites can ever take the request, one sentence each; [] where one may."""
+    bare = msgspec.structs.replace(request, data={})
+    found = [one for site, said in seen for one in candidates(bare, site, said)]
+    return [f"{one.pool}: {one.never[0]}" for one in found if one.never] if all(one.never for one in found) else []
 
 
 def same_nodes(one: Candidate, other: Candidate) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -99,7 +100,14 @@ def survey(wanted: Wanted, sites: Sequence[Site], *, timeout_s: float, max_age_s
     )
 
 
-def offers(wanted: Wanted, seen: Sequence[tuple[Site, Snapshot]], *, timeout_s: float) -> tuple[Option, ...]:
+class Offered(NamedTuple):
+    """Where a dispatcher may put a request. why: what speaks against each partition where there is none, else ""."""
+
+    options: tuple[Option, ...]
+    why: str
+
+
+def offers(wanted: Wanted, seen: Sequence[tuple[Site, Snapshot]], *, timeout_s: float) -> Offered:
     """Where a dispatcher may put the request, given what the sites said: no start is asked for.
 
     At most one call a site, and only where it is far and the request has data; a site that does not tell which data
@@ -120,7 +128,9 @@ def offers(wanted: Wanted, seen: Sequence[tuple[Site, Snapshot]], *, timeout_s: 
     missing = gather(questions, timeout_s)
     known = {name: one for name, one in missing.items() if isinstance(one, Missing)}
     fit = [one for one in found if one.fits and one.site.name in known]
-    return estimate.options(fit, works, {one.pool: known[one.site.name] for one in fit})
+    options = estimate.options(fit, works, {one.pool: known[one.site.name] for one in fit})
+    against = [f"{one.pool}: {one.reasons[0] if one.reasons else missing.get(one.site.name)}" for one in found]
+    return Offered(options, "" if options else "; ".join(against))
 
 
 def _order(one: Candidate, estimates: Mapping[str, Estimate]) -> tuple[bool, float, float, bool, str]:

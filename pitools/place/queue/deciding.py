@@ -94,6 +94,10 @@ class Decider:
         """What the job could have at the sites that answered."""
         return self._offers.of(job, world.answered)
 
+    def unfit(self, board: Board) -> dict[str, str]:
+        """Job id → why it fits none of the sites that answered."""
+        return {name: why for name, job in board.jobs.items() if is_open(job) and (why := self._offers.why_none(name))}
+
     def moves(self, board: Board, world: World) -> list[model.Withdraw]:
         """Short jobs that wait in one queue, while nobody waits for the room in another: they are decided upon anew."""
         jobs, tickets = self._open(board, world)

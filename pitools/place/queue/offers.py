@@ -30,7 +30,7 @@ class Offers:
     """What each job could have; kept for a while."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, frozenset[str], tuple[Option, ...]]] = {}
+        self._known: dict[str, tuple[float, frozenset[str], survey.Offered]] = {}
         self._until = 0.0
 
     def begin(self) -> None:
@@ -48,4 +48,9 @@ class Offers:
             wanted = survey.Wanted(request=job.asked.request, where=job.job_id, text=job.asked.request_text)
             offered = survey.offers(wanted, [seen[name] for name in sorted(there)], timeout_s=_SPEND_S)
             known = self._known[job.job_id] = (now, there, offered)
-        return tuple(option for option in known[2] if option.pool.partition("/")[0] in there)
+        return tuple(option for option in known[2].options if option.pool.partition("/")[0] in there)
+
+    def why_none(self, job_id: str) -> str:
+        """What speaks against every partition that a job was judged for; "" where it fits, or is not judged yet."""
+        known = self._known.get(job_id)
+        return known[2].why if known else ""

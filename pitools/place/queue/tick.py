@@ -82,7 +82,7 @@ class Ticker:
         _cancelled(board)
         board.put_away()
         queue.prune(self.place)
-        return view.write(self.place, board, asked, world.pools, faults, looks)
+        return view.write(self.place, board, asked, world.pools, faults, looks, self._decider.unfit(board))
 
     def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:
         """The sites that this tick has to do with."""

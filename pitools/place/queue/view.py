@@ -40,11 +40,15 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.place-site/1"):
 
 
 class Sites(Record, frozen=True, kw_only=True, tag="pit.place-sites/1"):
-    """What the last tick saw, and when. broken: what is wrong with jobs that cannot be read."""
+    """What the last tick saw, and when. broken: what is wrong with jobs that cannot be read.
+
+    unfit: job id → what speaks against each partition of the sites that answered, where something does of all.
+    """
 
     t: str
     sites: tuple[SiteRow, ...]
     broken: tuple[str, ...] = ()
+    unfit: dict[str, str] = {}
 
     @property
     def dark(self) -> dict[str, SiteRow]:
@@ -94,12 +98,12 @@ def sites(place: Path) -> Sites:
 
 def write(
     place: Path, board: Board, asked: str, pools: Mapping[str, Pool], faults: Mapping[str, PitError],
-    answered: Collection[str],
+    answered: Collection[str], unfit: Mapping[str, str],
 ) -> Ticked:  # fmt: skip
     """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark.
 
     answered: the sites that did when they were asked at `asked`, whatever went wrong there afterwards. A site that was
-    not asked is as it was seen last.
+    not asked is as it was seen last. unfit: as in Sites.
     """
     before = {row.site: row for row in sites(place).sites}
     names = {job_site for job in board.jobs.values() for job_site in job.asked.sites}
@@ -126,7 +130,8 @@ def write(
         if error := faults.get(name):
             why = error.what if error.where == name else str(error)
         rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], why=why))
-    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors))
+    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors),
+                 unfit=dict(unfit))  # fmt: skip
     write_atomic(place / "sites.json", msgspec.json.encode(seen) + b"\n", mode=0o600, durable=False)
     is_deaf = bool(faults) and faults.keys() >= set(answered)
     return Ticked([row_of(job, seen) for job in board.jobs.values()], seen, dict(faults), is_deaf)
@@ -175,6 +180,8 @@ def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -
         return "nobody has looked at it yet: pit place tick, or watch"
     if dark.keys() >= set(job.asked.sites):
         return f"every site that it may use is silent; {dark[job.asked.sites[0]].why}"
+    if job.job_id in seen.unfit:
+        return f"it fits nowhere now: {seen.unfit[job.job_id]}"
     return (
         f"refused: {job.refusals[-1].why}" if job.refusals else "no site has room for it yet (pit place plan --explain)"
     )

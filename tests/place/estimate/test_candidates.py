@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pitools.launch.request import Request
-from pitools.place.estimate.candidates import candidates
+from pitools.place.estimate.candidates import candidates, never
 from pitools.site.model import Dialect, Placing
 from pitools.slurm.records import Association, Qos
 
@@ -52,6 +52,7 @@ def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
         ({"account": "nosuch"}, {"accounts": ("lab",)}, {}, 'no account "nosuch"'),
         ({"tier": "nosuch"}, {"tiers": {"normal": "normal"}}, {}, 'no tier "nosuch"'),
         ({"segment": 2}, {}, {}, "has no --segment"),
+        ({"workdir": "/nosuch"}, {}, {}, 'workdir = "/nosuch" is no folder'),
         ({}, {}, {"state": "drain"}, "its state is drain"),
         ({}, {}, {"max_nodes": 1}, "2 nodes, and a job may have 1"),
         ({}, {}, {"min_nodes": 3}, "2 nodes, and a job must have 3"),
@@ -68,6 +69,28 @@ def test_what_does_not_fit_has_the_reason(
     (one,) = candidates(asks(**request_), made.site(**site), made.snapshot(partition=seen))
     assert not one.fits
     assert any(reason in said for said in one.reasons), one.reasons
+
+
+@pytest.mark.parametrize(
+    ("request_", "seen", "is_never"),
+    [
+        ({}, {}, False),
+        ({"cpus_per_task": 999}, {}, True),
+        ({"memory": "513G"}, {}, True),
+        ({"gpus_per_node": 9}, {}, True),
+        ({"partition": "nosuch"}, {}, True),
+        ({"constraint": "nvme&ib"}, {}, False),
+        ({"nodelist": "n[4-5]"}, {}, False),
+        ({}, {"state": "drain"}, False),
+    ],
+)
+def test_what_no_waiting_changes(made: Any, request_: dict[str, Any], seen: dict[str, Any], is_never: bool) -> None:
+    """The size of nodes and partitions; not their state, nor what somebody may give them. One site that may will do."""
+    small = (made.site(), made.snapshot(partition=seen))
+    assert bool(never(asks(**request_), [small])) == is_never
+    large = (made.site(name="y"), made.snapshot(nodes=tuple(made.node(f"n{n}", cpus=9999) for n in range(1, 5))))
+    if "cpus_per_task" in request_:
+        assert never(asks(**request_), [small, large]) == []
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
     wanted = Wanted(request=asks())
     seen, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
     sites = [(made.site(name="a"), seen), (made.site(name="b"), small), (made.site(name="c", gpu={"speed": 2.0}), seen)]
-    found = offers(wanted, sites, timeout_s=5)
+    found = offers(wanted, sites, timeout_s=5).options
     assert [(one.pool, one.run_s, one.units) for one in found] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
 
 

@@ -26,6 +26,7 @@ from pitools.site.connect import client
 from pitools.site.load import load
 from pitools.site.model import Site
 from pitools.slurm.client import Client, Reach
+from tests.conftest import CLUSTERS
 
 pytestmark = pytest.mark.slurm
 
@@ -286,6 +287,27 @@ def test_nodes_that_cannot_be_reserved(env: dict[str, str], tmp_path: Path, monk
     assert near.take_back(site, [name]) == {name: True}
     assert near.state(site, [name])[name].state == "CANCELLED"
     assert not ran(tmp_path)
+
+
+def test_what_fits_no_site_is_not_queued(env: dict[str, str], tmp_path: Path) -> None:
+    """More CPUs than any node has: each partition's reason. No node that serves now: queued, and `list` says why."""
+    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
+    small.write_text(REQUEST.format(name="dispatch-small", ran=tmp_path / "ran", length_s=0))
+    large.write_text(f"cpus_per_task = 640\n{small.read_text()}")
+    slurm = {**os.environ, "SLURM_CONF": str(CLUSTERS / "beta" / "slurm.conf")}
+    update = ["scontrol", "update", "nodename=beta[01-08]"]
+    subprocess.run([*update, "state=drain", "reason=test"], env=slurm, check=True)
+    try:
+        done = pit(env, "run", str(small), str(large))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert all(f"{name}/train: 0 of its 8 nodes" in done.stderr for name in ("alpha", "beta"))
+        assert pit(env, "list", "--all").stdout == ""
+        assert pit({**env, "PIT_SITES": "beta"}, "run", str(small)).returncode == 0
+        assert pit(env, "tick").returncode == 0
+        assert "fits nowhere now: beta/train: 0 of 8 nodes can serve" in pit(env, "list").stdout
+    finally:
+        subprocess.run([*update, "state=resume"], env=slurm, check=True)
+    _until(lambda: pit(env, "tick").returncode == 0 and bool(ran(tmp_path)))
 
 
 def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
