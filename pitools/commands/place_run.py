@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pitools.site.model import Site
 
 _EVERY_S = 5.0
-_ASK_S = 5.0
-_NODES_AGE_S = 3600.0  # nodes get no CPUs while one looks
 
 
 @click.command()
@@ -38,13 +36,14 @@ def run(
     import getpass
 
     from pitools.core.output import Output
+    from pitools.place.estimate import survey
     from pitools.place.queue import folder as queue
     from pitools.place.queue import follow, view
 
     place = queue.root()
     known = _sites(sites)
     wanted = [_checked(path, known) for path in _paths(requests)]
-    _refuse_what_never_fits([request for request, _, _ in wanted], known)
+    survey.refuse_what_never_fits([request for request, _, _ in wanted], known)
     who = owner or getpass.getuser()
     jobs = queue.add(place, [queue.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
     seen = view.sites(place)
@@ -275,21 +274,6 @@ def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], s
     if not able:
         raise ConfigError("no site could take it", where=str(path), hint="; ".join(refusals) or "name one with --site")
     return wanted, tuple(able), path.read_text()
-
-
-def _refuse_what_never_fits(requests: Iterable[Request], sites: list[Site]) -> None:
-    """Raise ConfigError for a request that no site's nodes are made for, as far as each is known, or answers soon."""
-    from pitools.core.errors import ConfigError
-    from pitools.place.estimate import candidates
-    from pitools.place.sites import snapshot
-
-    seen, _ = snapshot.read_all(sites, _ASK_S, max_age_s=_NODES_AGE_S)
-    if len(seen) < len(sites):
-        return
-    by_name = {one.site: one for one in seen}
-    for request in requests:
-        if why := candidates.never(request, [(site, by_name[site.name]) for site in sites]):
-            raise ConfigError(f'no site could take "{request.name}"', where="place run", hint="; ".join(why))
 
 
 def _ticker(place: Path) -> Ticker:

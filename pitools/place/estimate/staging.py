@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import units
-from pitools.core.errors import ClusterError
+from pitools.core.errors import ClusterError, PitError
 from pitools.launch.plan import Staged
 from pitools.place.sites import history
 from pitools.place.sites.snapshot import Snapshot, reach
@@ -63,5 +64,8 @@ def missing(data: Sequence[Staged], site: Site, snapshot: Snapshot, timeout_s: f
 
 
 def rate(site: Site) -> float:
-    """Bytes a second to the site: as the last transfers went, or as its file says."""
-    return history.bandwidth(site.name) or units.size(site.place.bandwidth)
+    """Bytes a second to the site: as the last transfers went, or, where that cannot be read too, as its file says."""
+    seen = None
+    with contextlib.suppress(PitError):
+        seen = history.bandwidth(site.name)
+    return seen or units.size(site.place.bandwidth)

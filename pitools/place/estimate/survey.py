@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from pitools.core import units
-from pitools.core.errors import PitError, TryLater, UsageError
+from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
 from pitools.launch.request import Request
 from pitools.place.estimate import speed, staging
 from pitools.place.estimate import start as estimate
-from pitools.place.estimate.candidates import Candidate, candidates
+from pitools.place.estimate.candidates import Candidate, candidates, never
 from pitools.place.estimate.speed import Rate
 from pitools.place.estimate.staging import Missing
 from pitools.place.estimate.start import Estimate, Start, Work
@@ -25,6 +25,7 @@ from pitools.place.sites.others import Waits
 from pitools.place.sites.snapshot import Skipped, Snapshot
 from pitools.site.model import Site
 
+_ASK_S, _NODES_AGE_S = 5.0, 3600.0  # nodes get no CPUs while one looks
 _SHARE = 0.5  # of the time that is left, for what can be done without
 
 
@@ -133,6 +134,17 @@ def offers(wanted: Wanted, seen: Sequence[tuple[Site, Snapshot]], *, timeout_s: 
     return Offered(options, "" if options else "; ".join(against))
 
 
+def refuse_what_never_fits(requests: Iterable[Request], sites: Sequence[Site]) -> None:
+    """Raise ConfigError for a request that no site's nodes are made for; one that does not answer soon may take it."""
+    seen, _ = snapshot.read_all(sites, _ASK_S, max_age_s=_NODES_AGE_S)
+    said = {one.site: one for one in seen}
+    if len(said) < len(sites):
+        return
+    for request in requests:
+        if why := never(request, [(site, said[site.name]) for site in sites]):
+            raise ConfigError(f'no site could take "{request.name}"', hint="; ".join(why))
+
+
 def _order(one: Candidate, estimates: Mapping[str, Estimate]) -> tuple[bool, float, float, bool, str]:
     """The first results first; of equals the cheaper, then the site's default."""
     other = one.partition != one.site.defaults.partition
@@ -176,7 +188,11 @@ def _at(wanted: Wanted, site: Site, max_age_s: float, timeout_s: float) -> AtSit
         found = [msgspec.structs.replace(one, reasons=(*one.reasons, f"its data: {missing}")) for one in found]
     starts = {}
     full = {pool.pool: pool for pool in pools.pools(seen, (), site)} if fit else {}
-    noted = history.waits(site.name) if fit else []
+    noted: list[history.Line] = []
+    try:
+        noted = history.waits(site.name) if fit else []
+    except PitError as error:
+        notes.append(f"{site.name}: planned without what was learnt of its waits: {error}")
     past = known if isinstance(known, Waits) else None
     for position, one in enumerate(found):
         raw_s = said.get(one.pool)
