@@ -28,15 +28,19 @@ from pitools.checkpoint.dcp_files import Files
 from pitools.checkpoint.meeting import Meeting
 from pitools.core.errors import ConfigError, DataError
 
-# Who describes what is stored: torch's own classes, and what their fields are.
-_MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "torch.distributed.tensor.")
-_NAMES = {("collections", "ChainMap"), ("collections", "OrderedDict"), ("torch", "Size")}
-_NAMES |= {
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("builtins", "slice"),
-    ("torch.serialization", "_get_layout"),
+# Who describes what is stored, name by name: a class beside these may open whatever address it is given.
+_DESCRIBING = {
+    "builtins": "frozenset set slice",
+    "collections": "ChainMap OrderedDict",
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
+    "torch.distributed.checkpoint.metadata": "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
+    "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.planner": "BytesIOWriteData SavePlan TensorWriteData WriteItem WriteItemType",
+    "torch.distributed.checkpoint.storage": "WriteResult",
 }
+_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
 # Python 3.13's name is another than that of those before and after.
 _PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 # What needs no try whether it would be loaded again, by itself, in lists and in tuples.
@@ -156,10 +160,6 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
             return vars(torch)[name]
-        if f"{module}.".startswith(_MODULES):
-            found = super().find_class(module, name)
-            if isinstance(found, type) and f"{found.__module__}.".startswith(_MODULES):
-                return found
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 

@@ -110,6 +110,18 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert dcp._unpickled(pickle.dumps(known)) == known
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("_fsspec_filesystem", "FsspecReader"), ("filesystem", "FileSystemWriter"), ("metadata", "os.system"),
+     ("metadata", "Metadata.__init__"), ("metadata", "TensorProperties.create_from_tensor")],
+)  # fmt: skip
+def test_a_class_of_torch_s_is_let_in_by_its_name(module: str, name: str) -> None:
+    """One beside those that describe may open any address that it is given, and run what a template there says."""
+    data = f"\x80\x04ctorch.distributed.checkpoint.{module}\n{name}\n(Vmemory://x\ntR.".encode("latin-1")
+    with pytest.raises(pickle.UnpicklingError, match=rf"{module}.{name} has no place in a checkpoint"):
+        dcp._unpickled(data)
+
+
 @dataclass
 class Schedule:
     """What torch pickles, and refuses to load."""
