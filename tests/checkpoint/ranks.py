@@ -15,6 +15,11 @@ from pitools.train.join import Peers, join_jax, join_torch
 ROWS = 8
 
 
+def halves(step: int) -> np.ndarray[Any, Any]:
+    """Every pattern of 16 bits, as they would be of a bfloat16: zeros of both signs, all that is not a number."""
+    return np.roll(np.arange(1 << 16, dtype=np.uint16), step)
+
+
 def full(step: int) -> np.ndarray[Any, Any]:
     """What the sharded array holds after this step."""
     return np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3) + 100 * step
@@ -52,6 +57,7 @@ def jax_state(step: int) -> Any:
         "sharded": jax.make_array_from_callback(rows.shape, split, lambda index: rows[index]),
         "replicated": jax.make_array_from_callback((3,), same, lambda index: rows[0][index]),
         "own": [jax.device_put(rows, jax.local_devices()[0]), rows.copy()],
+        "halves": jax.device_put(halves(step).view(jax.numpy.bfloat16), jax.local_devices()[0]),
         "key": jax.device_put(jax.random.key(step), jax.local_devices()[0]),
         "count": step,
     }
@@ -69,6 +75,7 @@ def check_jax(state: Any, step: int) -> None:
     assert state["own"][0].devices() == {jax.local_devices()[0]}
     for array in state["own"]:
         np.testing.assert_array_equal(array, full(step))
+    np.testing.assert_array_equal(np.asarray(state["halves"]).view(np.uint16), halves(step))
     assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(step)).tolist()
     assert state["count"] == step
 
@@ -93,6 +100,7 @@ def torch_state(step: int) -> Any:
     group = {"lr": 0.1 * step, "betas": (0.9, 0.99), "on": True, "name": "all", "none": None}
     optimizer = {"state": {0: {"step": torch.tensor(float(step))}}, "groups": [group]}
     state = {"plain": rows.clone(), "optimizer": optimizer}
+    state["halves"] = torch.from_numpy(halves(step).view(np.int16)).view(torch.bfloat16)
     if dist.is_initialized():
         state["sharded"] = distribute_tensor(
             rows.clone(), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)]
@@ -104,9 +112,12 @@ def torch_state(step: int) -> Any:
 
 def check_torch(state: Any, step: int) -> None:
     """Every part is that of the step."""
+    import torch
+
     sharded = state["sharded"]
     np.testing.assert_array_equal(sharded.full_tensor() if hasattr(sharded, "full_tensor") else sharded, full(step))
     np.testing.assert_array_equal(state["plain"], full(step))
+    np.testing.assert_array_equal(state["halves"].view(torch.int16).numpy().view(np.uint16), halves(step))
     assert state["optimizer"]["state"][0]["step"].item() == step
     (group,) = state["optimizer"]["groups"]
     assert group == {"lr": 0.1 * step, "betas": (0.9, 0.99), "on": True, "name": "all", "none": None}
