@@ -72,7 +72,8 @@ class File:
             time_s = place.start_s + step / place.fps
             frame = self._frame(time_s, slack, place.fps)
             with reading(self._path):
-                image = frame.to_ndarray(format="rgb24")
+                # Else as many threads as there are cores, which PyAV keeps and a forked process would wait for.
+                image = frame.reformat(format="rgb24", threads=1).to_ndarray()
             if image.shape != column.row:
                 what = f"the frame is {image.shape[0]} x {image.shape[1]}, others {column.row[:2]}"
                 raise DataError(what, where=self._at(time_s), hint=_AGAIN)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from pathlib import Path
 
 import av
@@ -84,6 +86,25 @@ def test_colours(tmp_path: Path) -> None:
     reader.read_into(known, out, 0, 3)
     assert np.abs(out.astype(int) - frames).max() < 12
     reader.close()
+
+
+def test_reading_leaves_no_thread(lerobot) -> None:
+    """Any that PyAV kept for the thread that read, a process forked by another thread would wait for without end."""
+    made, out, threads = lerobot(4), np.empty((4, 32, 48, 3), np.uint8), []
+    path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    known = Column(dataset="x", steps=4, row=(32, 48, 3), dtype="uint8", place=Video(path=path, start_s=0, fps=20))
+
+    def read() -> None:
+        threads.append(len(os.listdir("/proc/self/task")))
+        reader = open_reader(None)
+        reader.read_into(known, out, 0, 4)
+        reader.close()
+        threads.append(len(os.listdir("/proc/self/task")))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    reading.join()
+    assert threads[0] == threads[1]
 
 
 def test_turned_video(lerobot, whole) -> None:
