@@ -16,7 +16,7 @@ from pitools.core.errors import DataError, UsageError, nearest
 from pitools.core.output import cell
 from pitools.store import catalog, retired, tags
 from pitools.store.manifest import FILE_NAME
-from pitools.store.versions import is_version, versions
+from pitools.store.versions import is_version, lost_manifest_of, versions
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
@@ -26,14 +26,14 @@ def resolve(text: str | Path, *, newest: bool = True) -> Path:
     """Return the folder of the version that is named.
 
     newest: whether the name of a dataset alone will do. Raises UsageError for a name that fits none or many, and as
-    `find`, but DataError for a folder that cannot be read.
+    `find`, but DataError for a folder that cannot be read, and for a version that has lost its manifest.
     """
     try:
         path = find(text, newest=newest)
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror}", where=str(error.filename or text)) from error
     if path is None:
-        raise _unknown(_path(str(text)))
+        raise lost_manifest_of(_path(str(text))) or _unknown(_path(str(text)))
     return path
 
 

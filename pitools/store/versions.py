@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pitools.core import clock
+from pitools.core.errors import DataError
+from pitools.core.files import plain_file
+from pitools.core.record import decode_json
 from pitools.store.manifest import FILE_NAME
 
+SCHEMA = "pit.zarr/1"  # attribute `schema` of a version's group
 _VERSION = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -39,6 +46,39 @@ def versions(root: Path, name: str | None = None) -> Iterator[Path]:
                 if _VERSION.fullmatch(folder) or not path.is_symlink():
                     found.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
     yield from (root / home / folder for home, _, folder in sorted(found))
+
+
+class _Group(msgspec.Struct):
+    """What is looked at of a group's `zarr.json`."""
+
+    attributes: dict[str, Any] = {}
+
+
+def lost_manifest(name: str, metadata: Callable[[], bytes], where: str) -> DataError | None:
+    """Return what is to be said of a store without a manifest that is a version which had one; None of any other.
+
+    name: of its folder. metadata: reads its `zarr.json`.
+    """
+    if not is_version(name):
+        return None
+    try:
+        schema = decode_json(metadata(), _Group).attributes.get("schema")
+    except (OSError, msgspec.DecodeError):
+        return None
+    if schema != SCHEMA:
+        return None
+    hint = "copy manifest.json back from another copy of this version, or ingest its recordings again"
+    return DataError("a version that has lost its manifest.json: nothing in it can be verified", where=where, hint=hint)
+
+
+def lost_manifest_of(folder: Path) -> DataError | None:
+    """`lost_manifest`, of a folder."""
+
+    def metadata() -> bytes:
+        with plain_file(folder / "zarr.json") as file:
+            return file.read()
+
+    return lost_manifest(folder.resolve().name, metadata, str(folder))
 
 
 def published(mtime_ns: int) -> str:

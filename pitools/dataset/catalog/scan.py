@@ -15,6 +15,7 @@ from pitools.dataset.catalog.index import Home, Row
 from pitools.dataset.catalog.versions import source_bytes
 from pitools.store import catalog, retired, tags
 from pitools.store import manifest as manifests
+from pitools.store.versions import is_version, lost_manifest_of
 
 # Two changes within one tick of the file system's clock look like one: so young a folder is read again.
 _TICK_NS = 2_000_000_000
@@ -34,6 +35,11 @@ def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> 
     damaged: list[str] = []
     rows = []
     for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _MANY):
+        if not mtime_ns:
+            if lost := lost_manifest_of(root / name / folder):
+                errors.append(lost)
+                damaged.append(folder)
+            continue
         row = known.get(folder)
         if row is None or row.mtime_ns != mtime_ns:
             try:
@@ -86,14 +92,16 @@ def _stamps(root: Path, name: str) -> dict[str, int]:
 
 
 def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[tuple[str, int]]:
-    """The folders of versions and their manifests' times of last write."""
+    """The folders of versions and their manifests' times of last write, 0 for one that has none."""
     with bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
         for folder in folders:
             advance(1)
             try:
                 mtime_ns = os.stat(f"{home}/{folder}/{manifests.FILE_NAME}").st_mtime_ns  # noqa: PTH116 (thousands)
             except OSError:  # no version
-                continue
+                if not is_version(folder):
+                    continue
+                mtime_ns = 0
             yield folder, mtime_ns
 
 

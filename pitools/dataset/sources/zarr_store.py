@@ -41,6 +41,7 @@ from pitools.dataset.sources.recording import (
 )
 from pitools.store import keys
 from pitools.store import zarr as metadata
+from pitools.store.versions import lost_manifest_of
 from pitools.store.zarr import Array
 
 _ENDS = ("episode_offsets", "episode_ends", "meta/episode_offsets", "meta/episode_ends")
@@ -54,6 +55,8 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
         from pitools.dataset.sources import published
 
         return published.scan(path, skip)
+    if lost := lost_manifest_of(path):
+        raise lost
     listed = _listed(path)
     found = _arrays(path, listed)
     offsets, ends = _offsets(path, found)

@@ -22,6 +22,7 @@ from pitools.dataset.write.statistics import Partial
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest
+from pitools.store.versions import SCHEMA
 
 OFFSETS = "episode_offsets"
 EPISODES = "episode_json"
@@ -107,7 +108,7 @@ def attributes(recordings: Sequence[Recording], parent: Parent | None) -> dict[s
         first += len(numbers)
     sources = [{"file": recording.path.name, "attributes": recording.attributes} for recording in recordings]
     sources = [*before.get("sources", []), *sources]
-    return {"schema": "pit.zarr/1", "episodes": first, "splits": splits, "sources": sources}
+    return {"schema": SCHEMA, "episodes": first, "splits": splits, "sources": sources}
 
 
 def episode_lines(recordings: Sequence[Recording], sources_before: int = 0) -> bytes:

@@ -27,6 +27,7 @@ from pitools.stage.source import Reader
 from pitools.store import manifest as manifests
 from pitools.store import zarr
 from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, ArraySchema, FileEntry, Manifest
+from pitools.store.versions import lost_manifest
 
 # Consolidated metadata of some thousand arrays are a few MiB.
 METADATA_BYTES = 64 << 20
@@ -151,6 +152,10 @@ def describe(found: Survey, read: Callable[[str], bytes]) -> Manifest:
 
     The same files under the same name give the same manifest. Raises DataError, and what `read` raises.
     """
+    if any(entry.path == zarr.V3 for entry in found.entries) and (
+        lost := lost_manifest(found.name, lambda: read(zarr.V3), found.where)
+    ):
+        raise lost
     arrays = zarr.read((entry.path for entry in found.entries), read)
     if not arrays:
         raise DataError("a Zarr store without an array", where=found.where, hint="is it complete?")

@@ -12,6 +12,7 @@ import pytest
 from pitools.core.errors import UsageError
 from pitools.dataset.catalog import describe, index, search
 from pitools.dataset.catalog.retire import retire, undo
+from pitools.dataset.ingest import ingest
 from pitools.store import catalog, tags
 from pitools.store import manifest as manifests
 
@@ -285,6 +286,21 @@ def test_strange_provenance(publish, tmp_path) -> None:
         assert path.read_bytes() != whole
         (found,) = search.find(tmp_path / "root", index.load(tmp_path / "root", rebuild=True)[0], [])
         assert found.source_bytes == describe(path.parent)[0].source_bytes == 0
+
+
+def test_lost_manifest(pit, robomimic, tmp_path) -> None:
+    """A version that has lost its manifest is named, not left out, and what no ingest made is none."""
+    version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
+    other = tmp_path / "root/x" / ("0" * 32)
+    other.mkdir()
+    (other / "zarr.json").write_text('{"attributes": {}}')
+    (Path(version.path) / "manifest.json").unlink()
+    for words in (["list", "root"], ["show", version.path], ["ingest", version.path, "--to", "new", "--name", "x"]):
+        done = pit("dataset", *words)
+        assert done.returncode == 5
+        assert "lost its manifest.json" in done.stderr
+        assert version.version in done.stderr
+        assert other.name not in done.stderr
 
 
 def test_damaged_manifest(root) -> None:

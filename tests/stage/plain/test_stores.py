@@ -228,11 +228,14 @@ def test_a_store_that_is_one_array(tmp_path: Path) -> None:
 
 
 def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -> None:
-    """A store that `dataset ingest` wrote, without its manifest, is described as it was by that."""
+    """A version without its manifest is refused; its arrays under another name are described as they were by that."""
     made = Path(ingest([bridge], root=tmp_path, name="bridge").path)
     known, _ = manifest.load(made)
     (made / manifest.FILE_NAME).unlink()
-    found = describe_folder(made)
+    with pytest.raises(DataError, match="lost its manifest"):
+        describe_folder(made)
+    assert "action" in describe_folder(build(made.with_name("0" * 32))).arrays
+    found = describe_folder(made.rename(tmp_path / "copy"))
     assert (found.episodes, found.steps, found.arrays) == (known.episodes, known.steps, known.arrays)
     assert [(entry.path, entry.bytes) for entry in found.files] == [(entry.path, entry.bytes) for entry in known.files]
 
