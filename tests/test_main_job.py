@@ -230,6 +230,22 @@ def test_cancel_ends_a_run(clusters: Path, pit: Pit, tmp_path: Path, site: str) 
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slurm
+@pytest.mark.parametrize("site", ["local", "alpha"])
+def test_under_a_lax_umask_logs_are_their_owner_s(clusters: Path, pit: Pit, tmp_path: Path, site: str) -> None:
+    """Nobody else may change what we, Slurm or the job's shell write; what the program writes has the user's umask."""
+    command = "umask; echo $SLURM_UMASK; touch $PIT_RUN_DIR/checkpoints/mine; exit 3"
+    (tmp_path / "lax.toml").write_text(f'name = "lax"\ncommand = "{command}"\ntime = "2m"\n')
+    done = pit("launch", "run", "lax.toml", "--site", site, "--wait", PIT_RUNS=str(tmp_path / "runs"), umask=0o002)
+    assert done.returncode == 1, done.stderr
+    run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
+    (log,) = (run_dir / "attempts" / "0" / "logs").glob("0.out")
+    assert log.read_text().split("\n").count("0002") == (1 if site == "local" else 2)
+    found = [path for path in run_dir.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
+    found = [path for path in found if path.parent.stat().st_mode & 0o077]  # submitit's folder lets nobody in
+    assert [str(path.relative_to(run_dir)) for path in found] == ["checkpoints/mine"]
+
+
 def ranks_of(run_dir: str, count: int) -> list[int]:
     """Process ids of the run's ranks, once all have started."""
     folder = Path(run_dir) / "attempts" / "0" / "ranks"

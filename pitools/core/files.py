@@ -23,6 +23,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DEEP = 400
 
 
+def own(path: str, flags: int) -> int:
+    """Open a file, as `opener` of `open`: one that is made now is its owner's alone to change, under any umask."""
+    return os.open(path, flags, 0o644)
+
+
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: bool = True) -> None:
     """Write a file so that a reader, at any moment, sees the old content or the new, never a part.
 

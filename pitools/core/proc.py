@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pitools.core.errors import ClusterError, ToolMissing, Unreachable
+from pitools.core.files import own
 
 _GRACE_S = 1.0  # for the last words of a program that has ended; whoever holds its output longer is not waited for
 _LOOK_S = 0.2  # how often it is looked at whether a program has ended whose output is still open
@@ -113,7 +114,7 @@ def start(
 
     `env` is the whole environment. Raises ToolMissing, or ClusterError when there is no folder `cwd`.
     """
-    with log.open("ab") as out:
+    with open(log, "ab", opener=own) as out:
         return _popen(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=dict(env), cwd=cwd,
             start_new_session=session,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
-from pitools.core.files import os_error
+from pitools.core.files import os_error, write_atomic
 from pitools.core.record import decode_json
 from pitools.launch import jobs
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
@@ -48,7 +48,7 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     # The site's interpreter, as in Slurm, also for staging and the ranks.
     argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
     # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
-    (run_dir / STARTING).write_text(str(number))
+    write_atomic(run_dir / STARTING, str(number), durable=False)
     # The supervisor inherits these blocked until it can answer: a cancel that comes while it is importing waits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
@@ -224,7 +224,7 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     """Start every rank, wait, and end the others when one fails; the first bad exit code, or 0."""
     world_size = plan.job.nodes * plan.job.tasks_per_node
     node = socket.gethostname()
-    (attempt / "hostfile").write_text(f"{node}\n" * world_size)
+    write_atomic(attempt / "hostfile", f"{node}\n" * world_size, durable=False)
     shared = {
         **os.environ,
         **plan.request.env,

@@ -118,6 +118,9 @@ def variables(
 def main(argv: list[str]) -> int:
     """One rank, in one of the three ways that the module's docstring shows."""
     how, *rest = argv or [""]
+    if mask := os.environ.pop("PIT_UMASK", ""):  # that of the submitter's shell, not of the job's own logs
+        os.umask(int(mask, 8))
+        os.environ["SLURM_UMASK"] = mask  # of steps that the program starts
     with word.of_failure():
         if how == "plan" and len(rest) == 1:
             run(rest[0])

@@ -36,7 +36,7 @@ import msgspec
 
 from pitools.core import clock, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
-from pitools.core.files import make_above, write_atomic
+from pitools.core.files import make_above, own, write_atomic
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
@@ -296,5 +296,5 @@ def read(path: Path, kind: type[T]) -> T | None:
 
 def note(run_dir: Path, event: str, **detail: Any) -> None:
     """Append an event. One short write to a file opened for appending is not split by another process's."""
-    with open(run_dir / "events.jsonl", "ab", buffering=0, opener=lambda at, how: os.open(at, how, 0o644)) as file:
+    with open(run_dir / "events.jsonl", "ab", buffering=0, opener=own) as file:
         file.write(msgspec.json.encode(Event(t=clock.now(), event=event, detail=detail)) + b"\n")

@@ -15,6 +15,7 @@ import msgspec
 
 from pitools.core import clock
 from pitools.core.errors import DataError
+from pitools.core.files import own
 from pitools.core.record import Record, decode_json
 
 CLOSING_S = 1800.0
@@ -65,7 +66,7 @@ class StepLog:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.rank = rank
         self._file: IO[bytes] = open(  # noqa: SIM115
-            folder / f"{rank}.jsonl", "ab", buffering=0, opener=lambda at, how: os.open(at, how, 0o644)
+            folder / f"{rank}.jsonl", "ab", buffering=0, opener=own
         )
 
     def write(self, *, step: int, loss: float, wall_s: float, input_s: float, compute_s: float, comm_s: float,

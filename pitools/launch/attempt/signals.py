@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import clock
+from pitools.core.files import own
 from pitools.launch.attempt.begin import left_s
 from pitools.run import attempt as records
 from pitools.run import folder
@@ -44,7 +45,7 @@ def note(attempt: Path, number: int, left: float | None) -> None:
     """Append a signal to the attempt's `signals.jsonl`."""
     said = records.Signal(t=clock.now(), signal=signal.Signals(number).name, left_s=left)
     try:
-        with (attempt / "signals.jsonl").open("ab", buffering=0) as file:
+        with open(attempt / "signals.jsonl", "ab", buffering=0, opener=own) as file:
             file.write(msgspec.json.encode(said) + b"\n")
     except OSError:  # a full disk must not stop what the signal asks for
         return

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pitools.core import clock, proc
 from pitools.core.errors import PitError
+from pitools.core.files import own
 from pitools.run import folder
 
 SIGNAL = signal.SIGQUIT
@@ -35,7 +36,7 @@ def arm(attempt: Path, rank: int) -> None:
         faulthandler.enable()
         (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
         # Open for as long as the process lives: a handler in C writes to the descriptor, whatever Python is doing.
-        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0)  # noqa: SIM115
+        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=own)  # noqa: SIM115
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
         _OPEN.append(file)
     except (OSError, ValueError, AttributeError) as error:  # stderr closed, or a platform without it
@@ -88,7 +89,7 @@ def _of_rank(attempt: Path, rank: int, pid: int) -> None:
         head = f"\n== rank {rank}, process {process}, {clock.now()}\n"
         python = _is_python(process)
         text = _spy(spy, process) if spy and python else ""
-        with into.open("a") as file:
+        with open(into, "a", opener=own) as file:
             file.write(head + (text or _state(process)))
         # Of a program of a command's nobody registered a handler, but PYTHONFAULTHANDLER writes into its log, and then
         # ends it, which is about to be done anyway.

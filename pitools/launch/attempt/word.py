@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core import clock
+from pitools.core.files import own
 from pitools.launch.recover import fingerprint
 from pitools.run import folder
 from pitools.run.attempt import RankFailure
@@ -38,7 +39,10 @@ def of_failure() -> Iterator[None]:
 
 def _leave(attempt: Path, code: int, error: BaseException) -> None:
     rank, node = os.environ.get("SLURM_PROCID", "?"), os.environ.get("SLURMD_NODENAME", "?")
-    with contextlib.suppress(OSError), (attempt / "first_failure").open("x") as file:  # whoever was first has the file
+    with (
+        contextlib.suppress(OSError),
+        open(attempt / "first_failure", "x", opener=own) as file,
+    ):  # whoever was first has the file
         file.write(f"{code} {rank} {node}\n")
     with contextlib.suppress(Exception):  # where nothing can be written, the log has the trace all the same
         folder.write(attempt / "failures" / f"{rank}.json", failure(error, code, int(rank), node))

@@ -52,7 +52,7 @@ def told(run_dir: Path, ref: folder.JobRef, site: Site) -> Accounting | None:
 def leave_it(run_dir: Path, ref: folder.JobRef) -> None:
     """Ask no more of a job that waits: it begins when Slurm lets it."""
     if last := _last(run_dir, ref):
-        _mark(run_dir, ref, last).touch()
+        _mark(run_dir, ref, last).touch(0o644)
 
 
 def _last(run_dir: Path, ref: folder.JobRef) -> Start | None:

@@ -158,7 +158,7 @@ def _has_ended(run_dir: Path, site: Site, ref: folder.JobRef, state: str) -> boo
         return False
     mark, now = _mark(run_dir, ref), time.time()
     if not mark.exists():
-        mark.touch()
+        mark.touch(0o644)
         os.utime(mark, (now, now))  # not the file server's time
     return now - mark.stat().st_mtime >= (0.0 if _said_so(run_dir, ref) else _GONE_S)
 
