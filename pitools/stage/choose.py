@@ -77,13 +77,11 @@ def resolve(
     found = _apart(
         dataset.source, lambda read: select.subset(dataset.manifest, dataset.version, read, **choice._asdict())
     )
-    for text in found.notes:
-        note(text)
-    if found.manifest == dataset.manifest:
+    if found == dataset.manifest:
         note("every file is needed for this choice: the whole version is meant")
         return dataset
-    data = manifests.encode(found.manifest)
-    return structs.replace(dataset, manifest=found.manifest, data=data, version=manifests.version(data))
+    data = manifests.encode(found)
+    return structs.replace(dataset, manifest=found, data=data, version=manifests.version(data))
 
 
 def survey_again(store: Store) -> Survey:
@@ -134,10 +132,7 @@ def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], N
     if choice != EVERYTHING:
         from pitools.stage import select
 
-        part = _apart(source, lambda read: select.subset(manifest, "", read, **choice._asdict()))
-        for text in part.notes:
-            note(text)
-        manifest = part.manifest
+        manifest = _apart(source, lambda read: select.subset(manifest, "", read, **choice._asdict()))
     # Written again, it is another one, of which nothing that was copied before is any use.
     key = hashlib.sha256(msgspec.json.encode([source.label, survey.signature, *choice])).hexdigest()[:32]
     return Store(source=source, survey=survey, manifest=manifest, key=key)

@@ -1,27 +1,28 @@
-"""A part of a version: some arrays, some steps. Whole files of it and none changed, under a manifest of its own.
+"""A part of a version: some arrays, some steps. Whole files of it, data never changed, under a manifest of its own.
 
     arrays, steps ──▶ chunks ──▶ files ──▶ a smaller manifest, whose digest is the part's version
 
 A shard that holds a wanted step comes whole. What is not wanted has no file, and must not be mistaken for zeros: an
 array left out has no metadata either, so that opening it is an error; steps left out are refused by `dataset.read`,
-by what the manifest says. Consolidated metadata that name an array left out are left out themselves.
+by what the manifest says. Consolidated metadata that name an array left out are written anew without it, into the
+manifest itself, since the source has no such file.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from pitools.core.errors import DataError, UsageError, nearest
 from pitools.stage import boundaries
 from pitools.stage.plain.stores import BOUNDARIES
 from pitools.store import keys, zarr
-from pitools.store.digest import hasher_for
+from pitools.store.digest import hasher_for, of_bytes
 from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, FileEntry, Manifest, Subset
 from pitools.store.zarr import METADATA, V2_CONSOLIDATED, V3, Array
 
@@ -30,17 +31,10 @@ _STEPS = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
-class Selection(NamedTuple):
-    """A part of a version, or the version itself when nothing was left out. notes: what a user should know of it."""
-
-    manifest: Manifest
-    notes: tuple[str, ...] = ()
-
-
 def subset(
     manifest: Manifest, version: str, read: Callable[[str], bytes], *,
     arrays: Sequence[str] = (), steps: str = "", episodes: str = "",
-) -> Selection:  # fmt: skip
+) -> Manifest:  # fmt: skip
     """The part of a version that holds these arrays and steps.
 
     version: "" for a store that has none. read: the bytes of one of its files. arrays: names, groups or globs of them,
@@ -55,17 +49,23 @@ def subset(
         raise DataError("its manifest and its metadata name different arrays", where=FILE_NAME)
     names = _names(manifest, arrays)
     runs = _runs(manifest, known, get, steps, episodes)
+    kept = {path: array for path, array in known.items() if array.name in names}
+    nodes = {group for path in kept for group in zarr.above(path)} | kept.keys()
+    metadata = dict(_narrowed(manifest, nodes, get))
     part = structs.replace(
         manifest,
         arrays={name: manifest.arrays[name] for name in names},
-        subset=Subset(parent=version, arrays=names, steps=runs),
+        subset=Subset(parent=version, arrays=names, steps=runs, metadata=metadata or UNSET),
     )
-    hidden = list(_misleading(manifest, known, names, get))
-    files = tuple(entry for entry in _needed(part, known) if entry.path not in hidden)
-    if len(files) == len(manifest.files):
-        return Selection(manifest)
-    notes = [f"{path} is left out: its consolidated metadata name arrays that are not here" for path in hidden]
-    return Selection(structs.replace(part, files=files), tuple(notes))
+    files = tuple(_entry(entry, metadata) for entry in _needed(part, known, kept, nodes))
+    return manifest if len(files) == len(manifest.files) else structs.replace(part, files=files)
+
+
+def _entry(entry: FileEntry, metadata: Mapping[str, str]) -> FileEntry:
+    if entry.path not in metadata:
+        return entry
+    data = metadata[entry.path].encode()
+    return FileEntry(path=entry.path, bytes=len(data), digest=of_bytes(data))
 
 
 def _verified(manifest: Manifest, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
@@ -165,16 +165,17 @@ def _parse_episodes(text: str, bounds: list[int]) -> Runs:
     return tuple(runs)
 
 
-def _needed(part: Manifest, known: Mapping[str, Array]) -> Iterator[FileEntry]:
-    """The files that the arrays and steps of `part`, which still names all files, are made of."""
-    kept = {path: array for path, array in known.items() if array.name in part.arrays}
-    groups = {group for path in kept for group in zarr.above(path)} | set(kept)
+def _needed(
+    part: Manifest, known: Mapping[str, Array], kept: Mapping[str, Array], nodes: Set[str]
+) -> Iterator[FileEntry]:  # fmt: skip
+    """The files that the arrays and steps of `part`, which still names all files, are made of. kept: its arrays.
+    nodes: paths of these and of the groups above them."""
     wanted = {path: _wanted(part, array) for path, array in kept.items()}
     owners = keys.owners(known, (entry.path for entry in part.files))
     for entry, (path, owner) in zip(part.files, owners, strict=True):
         folder, _, name = path.rpartition("/")
         if name in METADATA:
-            needed = folder in groups
+            needed = folder in nodes
         else:
             needed = owner is not None and owner.path in wanted and wanted[owner.path](path)
         if needed:
@@ -197,28 +198,11 @@ def _wanted(part: Manifest, array: Array) -> Callable[[str], bool]:
     return wanted
 
 
-def _misleading(
-    manifest: Manifest, known: Mapping[str, Array], names: Iterable[str], get: Callable[[str], bytes]
-) -> Iterator[str]:  # fmt: skip
-    """Metadata of groups by which a reader would find an array that is not there, and read it as the fill value."""
-    kept = set(names)
-    if kept == set(manifest.arrays):
-        return
-    groups = {group for path, array in known.items() if array.name in kept for group in zarr.above(path)}
+def _narrowed(manifest: Manifest, nodes: Set[str], get: Callable[[str], bytes]) -> Iterator[tuple[str, str]]:
+    """Path and new text of metadata by which a reader would find an array that is not there, and read it as zeros."""
     for entry in manifest.files:
         folder, _, name = entry.path.rpartition("/")
-        if folder in groups and name in (V3, V2_CONSOLIDATED) and folder not in known:
-            told = _consolidated(zarr.document(get(entry.path), entry.path), name)
-            if not kept.issuperset(f"{folder}/{path}".strip("/") or "." for path in told):
-                yield entry.path
-
-
-def _consolidated(document: Mapping[str, object], name: str) -> Iterator[str]:
-    """Paths, from the group's own, of the arrays that its consolidated metadata name."""
-    inside = document if name == V2_CONSOLIDATED else document.get("consolidated_metadata")
-    nodes = inside.get("metadata") if isinstance(inside, Mapping) else None
-    for path, node in nodes.items() if isinstance(nodes, Mapping) else ():
-        if name == V2_CONSOLIDATED and path.rpartition("/")[2] == zarr.V2_ARRAY:
-            yield path.rpartition("/")[0]
-        elif name == V3 and isinstance(node, Mapping) and node.get("node_type") == "array":
-            yield path
+        if folder in nodes and name in (V3, V2_CONSOLIDATED):
+            document = zarr.document(get(entry.path), entry.path)
+            if narrower := zarr.narrowed(entry.path, document, nodes):
+                yield entry.path, json.dumps(narrower) + "\n"

@@ -63,15 +63,22 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subset(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of another version this one is: whole files of it, bytes unchanged, the others left out.
+    """Which part of another version this one is: whole files of it, all but `metadata` unchanged, the others left out.
 
     parent: the version it was taken from; "" where that was a store without a version. arrays: names of those kept.
-    steps: runs [start, stop) of the arrays along steps that are here, ascending, no two touching.
+    steps: runs [start, stop) of the arrays along steps that are here, ascending, no two touching. metadata: by path the
+    text of files that the parent has otherwise: groups' consolidated metadata, without what was left out.
     """
 
     parent: str
     arrays: tuple[str, ...]
     steps: tuple[tuple[int, int], ...]
+    metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def own_files(self) -> dict[str, bytes]:
+        """Content by path of the files that are this part's own, not its parent's."""
+        return {path: text.encode() for path, text in (self.metadata or {}).items()}
 
 
 class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):

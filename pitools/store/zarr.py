@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -126,6 +126,31 @@ def document(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _unreadable("not a JSON object", where)
     return value
+
+
+def consolidate(group: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The metadata of a v3 group with those of all nodes below it, by their paths from it, as zarr-python has them."""
+    # zarr-python finds a group's nodes only where they follow one another.
+    inside = {path: nodes[path] for path in sorted(nodes)}
+    return {**group, "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": inside}}
+
+
+def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any] | None:
+    """A group's metadata, whose file is `where`, without consolidated ones of paths but these; None if it has no other.
+
+    nodes: paths from the store's root.
+    """
+    folder, _, name = where.rpartition("/")
+    inside = document if name == V2_CONSOLIDATED else document.get("consolidated_metadata")
+    listed = inside.get("metadata") if isinstance(inside, Mapping) else None
+    if not isinstance(inside, Mapping) or not isinstance(listed, Mapping):
+        return None
+    folders = {key: key.rpartition("/")[0] if name == V2_CONSOLIDATED else key for key in listed}
+    kept = {key: listed[key] for key, path in folders.items() if f"{folder}/{path}".strip("/") in nodes}
+    if len(kept) == len(listed):
+        return None
+    inside = {**inside, "metadata": kept}
+    return inside if name == V2_CONSOLIDATED else {**document, "consolidated_metadata": inside}
 
 
 def _unreadable(reason: str, where: str) -> DataError:

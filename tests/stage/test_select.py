@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shutil
 import time
 import warnings
@@ -14,7 +15,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import UNSET, structs
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from pitools.core.errors import DataError, UsageError
@@ -23,12 +24,14 @@ from pitools.dataset.ingest import ingest
 from pitools.dataset.read import open_dataset
 from pitools.dataset.write import grid
 from pitools.stage import boundaries
+from pitools.stage.choose import Choice, Store, resolve
 from pitools.stage.local import LocalSource
+from pitools.stage.plain.run import stage_store
 from pitools.stage.plain.stores import describe, read_whole, survey
 from pitools.stage.repair import repair
 from pitools.stage.run import stage
-from pitools.stage.select import Selection, subset
-from pitools.stage.source import load
+from pitools.stage.select import subset
+from pitools.stage.source import Dataset, load
 from pitools.stage.verify import Finding, check
 from pitools.store import keys, manifest
 from pitools.store import zarr as metadata
@@ -36,6 +39,7 @@ from pitools.store.manifest import FILE_NAME, ArraySchema, FileEntry, Manifest, 
 
 BOUNDS = [0, 30, 180, 200, 230]
 STEPS = BOUNDS[-1]
+BOTH = {"episode_offsets", "episode_json"}
 Take = Callable[..., Path]
 
 
@@ -58,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(ingest([made / "a.hdf5"], root=made / "root", name="x").path)
 
 
-def select(folder: Path, **choice: Any) -> Selection:
+def select(folder: Path, **choice: Any) -> Manifest:
     known, data = manifest.load(folder)
     return subset(known, manifest.version(data), lambda path: (folder / path).read_bytes(), **choice)
 
@@ -68,20 +72,22 @@ def take(tmp_path: Path) -> Take:
     """Stages a part of a version: a folder of just its files and its manifest."""
 
     def make(folder: Path, **choice: Any) -> Path:
-        part = select(folder, **choice).manifest
+        part = select(folder, **choice)
         data = manifest.encode(part)
         to = tmp_path / manifest.version(data)
         for entry in part.files:
             (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / entry.path, to / entry.path)
+        for path, content in part.subset.own_files.items() if part.subset else ():
+            (to / path).write_bytes(content)
         (to / FILE_NAME).write_bytes(data)
         return to
 
     return make
 
 
-def paths(selection: Selection) -> set[str]:
-    return {entry.path for entry in selection.manifest.files}
+def paths(selection: Manifest) -> set[str]:
+    return {entry.path for entry in selection.files}
 
 
 def test_arrays(whole: Path, take: Take) -> None:
@@ -102,9 +108,44 @@ def test_arrays(whole: Path, take: Take) -> None:
             group[name]
 
 
+def test_parts_side_by_side(whole: Path, root: Path) -> None:
+    """Staged parts open in silence, each with just its arrays; their own files are judged and repaired like others."""
+    for names in (["action"], ["obs/state"], ["obs"]):
+        wanted = resolve(whole, Choice(arrays=tuple(names)))
+        assert isinstance(wanted, Dataset)
+        done = stage(wanted, root)
+        path = Path(done.path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            group = zarr.open_group(path, mode="r")
+            arrays = {name for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
+            assert arrays == set(wanted.manifest.arrays) == set(open_dataset(path).arrays) | BOTH
+        assert group.attrs["splits"] == {"train": [0, 1]}
+        own = path / "zarr.json"
+        kept = own.read_bytes()
+        own.chmod(0o600)
+        own.write_bytes(kept[:-1] + b" ")
+        found = [item for item in check(path, readers=1) if isinstance(item, Finding)]
+        assert [item.path for item in found] == ["zarr.json"]
+        assert repair(root, done.version, found).state == "repaired"
+        assert own.read_bytes() == kept
+        assert stage(wanted, root).state == "present"
+
+
+def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) -> None:
+    """Nothing is written of a manifest that contradicts itself."""
+    wanted = resolve(whole, Choice(arrays=("action",)))
+    assert isinstance(wanted, Dataset)
+    part = wanted.manifest
+    assert part.subset
+    part = structs.replace(part, subset=structs.replace(part.subset, metadata={"zarr.json": "{}"}))
+    with pytest.raises(DataError, match="the manifest says"):
+        stage(structs.replace(wanted, manifest=part), root)
+
+
 def test_groups(whole: Path) -> None:
     """A group's name stands for its arrays; a name given twice is as good as once."""
-    assert set(select(whole, arrays=["obs", "obs/state"]).manifest.arrays) == {
+    assert set(select(whole, arrays=["obs", "obs/state"]).arrays) == {
         "obs/state", "obs/image", "episode_offsets", "episode_json",
     }  # fmt: skip
     assert select(whole, arrays=["obs/"]) == select(whole, arrays=["obs/image", "obs/state"])
@@ -113,9 +154,13 @@ def test_groups(whole: Path) -> None:
 def test_a_part_says_what_it_is(whole: Path) -> None:
     """Parent, arrays and steps; counts and shapes are the whole's, and so is what is said of where it came from."""
     known, data = manifest.load(whole)
-    part = select(whole, arrays=["action"], steps="10:50").manifest
+    part = select(whole, arrays=["action"], steps="10:50")
     names = ("action", "episode_json", "episode_offsets")
-    assert part.subset == Subset(parent=manifest.version(data), arrays=names, steps=((10, 50),))
+    assert part.subset
+    assert part.subset.own_files.keys() == {"zarr.json"}
+    assert structs.replace(part.subset, metadata=UNSET) == Subset(
+        parent=manifest.version(data), arrays=names, steps=((10, 50),)
+    )
     assert (part.steps, part.episodes, part.source, part.name) == (
         known.steps,
         known.episodes,
@@ -123,8 +168,8 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
         known.name,
     )
     assert manifest.decode(manifest.encode(part), "x") == part
-    assert select(whole, arrays=["action"], steps="10:50").manifest == part
-    assert set(part.files) < set(known.files)
+    assert select(whole, arrays=["action"], steps="10:50") == part
+    assert {entry for entry in part.files if entry.path != "zarr.json"} < set(known.files)
 
 
 @settings(deadline=None)
@@ -172,7 +217,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
     bounds = open_dataset(whole).episode_offsets.tolist()
     steps = [step for number in numbers for step in range(bounds[number], bounds[number + 1])]
     wanted = data.draw(st.lists(st.sampled_from(steps), max_size=20))
-    part = select(whole, episodes=",".join(map(str, numbers))).manifest
+    part = select(whole, episodes=",".join(map(str, numbers)))
     to = tmp_path_factory.mktemp("part")
     for entry in part.files:
         (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +236,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
 )  # fmt: skip
 def test_ranges_of_steps(whole: Path, text: str, run: tuple[int, int]) -> None:
     """As in Python: an end left out is the dataset's, a negative one counts from its end."""
-    part = select(whole, steps=text).manifest.subset
+    part = select(whole, steps=text).subset
     assert part
     assert part.steps == (run,)
 
@@ -214,7 +259,7 @@ def test_ranges_that_are_none(whole: Path, text: str) -> None:
 )  # fmt: skip
 def test_lists_of_episodes(whole: Path, text: str, runs: tuple[tuple[int, int], ...]) -> None:
     """Numbers and ranges, both ends included, in any order; neighbours are one run of steps."""
-    part = select(whole, episodes=text).manifest.subset
+    part = select(whole, episodes=text).subset
     assert part
     assert part.steps == runs
 
@@ -247,18 +292,18 @@ def test_a_choice_of_everything_is_the_version_itself(whole: Path) -> None:
     """Where no file is left out there is no other version, and the copy of the whole serves."""
     known, _ = manifest.load(whole)
     for choice in ({}, {"steps": ":"}, {"episodes": "0-3"}, {"arrays": sorted(known.arrays)}, {"steps": "1:-1"}):
-        assert select(whole, **choice) == Selection(known)
+        assert select(whole, **choice) == known
 
 
 def test_a_part_of_a_part(whole: Path, take: Take) -> None:
     """A part can be taken from, within what it has."""
     part = take(whole, arrays=["action", "obs/state"], steps="30:200")
-    again = select(part, arrays=["action"], episodes="1").manifest
-    direct = select(whole, arrays=["action"], episodes="1").manifest
+    again = select(part, arrays=["action"], episodes="1")
+    direct = select(whole, arrays=["action"], episodes="1")
     assert again.files == direct.files
     assert again.subset
     assert (again.subset.parent, again.subset.steps) == (part.name, ((30, 180),))
-    smaller = select(part, arrays=["action"]).manifest
+    smaller = select(part, arrays=["action"])
     assert smaller.subset
     assert smaller.subset.steps == ((30, 200),)
     for choice in ({"steps": "20:40"}, {"episodes": "0"}, {"episodes": "1-3"}):
@@ -309,35 +354,38 @@ def describe_folder(folder: Path) -> Manifest:
         reader.close()
 
 
-def select_plain(folder: Path, **choice: Any) -> Selection:
+def select_plain(folder: Path, **choice: Any) -> Manifest:
     return subset(describe_folder(folder), "", lambda path: (folder / path).read_bytes(), **choice)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_consolidated_metadata(tmp_path: Path, zarr_format: int) -> None:
-    """Metadata that would let a reader find an array that is not there, as zeros, are left out; others are kept."""
+def test_consolidated_metadata(tmp_path: Path, root: Path, zarr_format: int) -> None:
+    """A part of a store has no metadata by which an array that is not there would be found, and read as zeros."""
     folder = tmp_path / "x.zarr"
     group = zarr.create_group(folder, zarr_format=zarr_format)
-    for name in ("a", "g/b", "g/c"):
-        group.create_array(name, data=np.ones((8, 2)), chunks=(2, 2))
+    for name in ("a", "g/b", "g/c", "h/b"):
+        group.create_array(name, data=np.ones((8, 2)), chunks=(2, 2), attributes={"limit": math.nan})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zarr-python's, that they are not in the v3 specification yet
         zarr.consolidate_metadata(folder, zarr_format=zarr_format)
         zarr.consolidate_metadata(folder, path="g", zarr_format=zarr_format)
+    store = resolve(folder, Choice(arrays=("g/b", "h")))
+    assert isinstance(store, Store)
+    part = Path(stage_store(store, root).path)
+    assert not [item for item in check(part, readers=1) if isinstance(item, Finding)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        top = zarr.open_group(part, mode="r", use_consolidated=True)
+        assert {name for name, _ in top.members(max_depth=None)} == {"g", "g/b", "h", "h/b"}
+        assert set(zarr.open_group(part / "g", mode="r", use_consolidated=True).keys()) == {"b"}
+    assert np.all(top["g/b"][:] == 1)
+    assert math.isnan(top["h/b"].attrs["limit"])
     kept = {2: {".zmetadata", "g/.zmetadata"}, 3: {"zarr.json", "g/zarr.json"}}[zarr_format]
-    assert kept <= paths(select_plain(folder, steps="0:3"))
-    chosen = select_plain(folder, arrays=["g"])
-    assert paths(chosen) & kept == {path for path in kept if path.startswith("g/")}
-    assert [note.split()[0] for note in chosen.notes] == [path for path in kept if "/" not in path]
-    part = tmp_path / "part"
-    for path in paths(select_plain(folder, arrays=["g/b"])):
-        (part / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / path, part / path)
-    assert not kept & {path.relative_to(part).as_posix() for path in part.rglob("*")}
-    assert np.all(zarr.open_array(part / "g/b", mode="r")[:] == 1)
-    for path in ("a", "g/c"):
-        with pytest.raises((UsageError, KeyError, FileNotFoundError)):
-            zarr.open_group(part, mode="r")[path]
+    for choice, changed in (({"steps": "0:3"}, set()), ({"arrays": ["g"]}, {path for path in kept if "/" not in path})):
+        chosen = select_plain(folder, **choice)
+        assert kept <= paths(chosen)
+        assert chosen.subset
+        assert chosen.subset.own_files.keys() == changed
 
 
 def test_a_plain_store_in_part(tmp_path: Path) -> None:
@@ -348,7 +396,7 @@ def test_a_plain_store_in_part(tmp_path: Path) -> None:
     group.create_array("data/img", data=np.ones((9, 4, 4)), chunks=(3, 2, 4))
     group.create_array("meta/episode_ends", data=np.array([4, 4, 9]), chunks=(2,))
     (folder / "README").touch()
-    part = select_plain(folder, arrays=["data/img"], episodes="2").manifest
+    part = select_plain(folder, arrays=["data/img"], episodes="2")
     assert part.subset == Subset(parent="", arrays=("data/img", "meta/episode_ends"), steps=((4, 9),))
     assert {entry.path for entry in part.files} == {
         ".zgroup", ".zattrs", "data/.zgroup", "data/.zattrs", "data/img/.zarray", "data/img/.zattrs",
@@ -413,7 +461,7 @@ def test_boundaries_that_are_lost(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     zarr.create_array(folder, name="episode_offsets", data=np.arange(10), chunks=(2,), compressors=None)
     zarr.create_array(folder, name="action", data=np.ones((9, 2)), chunks=(2, 2))
-    assert select_plain(folder, episodes="3").manifest.subset
+    assert select_plain(folder, episodes="3").subset
     (folder / "episode_offsets/c/1").write_bytes(b"1")
     with pytest.raises(DataError, match="16 bytes"):
         select_plain(folder, episodes="3")
@@ -484,6 +532,6 @@ def test_100_000_files_cost_little() -> None:
     known = Manifest(name="x", episodes=0, steps=100_000, files=tuple(entries),
                      arrays={"images": ArraySchema(shape=(100_000, 64, 64, 3), dtype="uint8")})  # fmt: skip
     started = time.process_time()
-    part = subset(known, "", lambda path: array, steps="20000:70000").manifest
+    part = subset(known, "", lambda path: array, steps="20000:70000")
     assert len(part.files) == 50_001
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

@@ -19,7 +19,7 @@ from pitools.dataset.write.parent import Parent, statistics_attribute
 from pitools.dataset.write.place import Place
 from pitools.dataset.write.plan import Plan, Source, range_key
 from pitools.dataset.write.statistics import Partial
-from pitools.store import digest
+from pitools.store import digest, zarr
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest
 from pitools.store.versions import SCHEMA
@@ -159,17 +159,18 @@ def _metadata(
     place: Place, plan: Plan, others: Mapping[str, Grid], folds: Mapping[str, tuple[Partial, Partial]],
     group: dict[str, Any], array_attributes: Mapping[str, dict[str, Any]],
 ) -> Iterator[FileEntry]:  # fmt: skip
-    """The `zarr.json` of every array, `others` being those of episodes, and of every group above one."""
+    """The `zarr.json` of every array, `others` being those of episodes, and of every group above one. That of the store
+    holds all others, too: by it zarr-python lists them, and neither looks into folders nor warns of the manifest."""
     grids = {**plan.grids, **others}
     groups = {str(parent) for name in grids for parent in PurePosixPath(name).parents} - {"."}
-    yield _file(place, "zarr.json", grid.group_metadata(group))
-    for name in sorted(groups):
-        yield _file(place, f"{name}/zarr.json", grid.group_metadata({}))
+    nodes = {name: grid.group_metadata({}) for name in groups}
     for name, known in grids.items():
         kept = statistics_attribute(known.shape[0] // known.shard, folds[name][0]) if name in folds else {}
         dimensions = grid.dimension_names(name, len(known.shape), along_steps=name in plan.grids)
-        data = grid.array_metadata(known, {**array_attributes.get(name, {}), **kept}, dimensions)
-        yield _file(place, f"{name}/zarr.json", data)
+        nodes[name] = grid.array_metadata(known, {**array_attributes.get(name, {}), **kept}, dimensions)
+    yield _file(place, zarr.V3, grid.encode(zarr.consolidate(grid.group_metadata(group), nodes)))
+    for name, node in nodes.items():
+        yield _file(place, f"{name}/{zarr.V3}", grid.encode(node))
 
 
 def _file(place: Place, path: str, data: bytes | memoryview) -> FileEntry:

@@ -78,8 +78,8 @@ def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ..
 
 def array_metadata(
     grid: Grid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
-) -> bytes:
-    """The `zarr.json` of an array."""
+) -> dict[str, Any]:
+    """The metadata of an array."""
     row = grid.shape[1:]
     zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(grid.dtype).kind, 0)
     sharding = {
@@ -88,7 +88,7 @@ def array_metadata(
         "index_codecs": [_BYTES, {"name": "crc32c"}],
         "index_location": "end",
     }
-    return _json({
+    return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": grid.shape,
@@ -99,12 +99,17 @@ def array_metadata(
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         "attributes": attributes or {},
         **({"dimension_names": dimensions} if dimensions else {}),
-    })  # fmt: skip
+    }
 
 
-def group_metadata(attributes: dict[str, Any]) -> bytes:
-    """The `zarr.json` of a group."""
-    return _json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+def group_metadata(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a group."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def encode(metadata: dict[str, Any]) -> bytes:
+    """The `zarr.json` of an array or a group."""
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=1) + b"\n"
 
 
 def shard_path(name: str, index: int, axes: int) -> str:
@@ -125,7 +130,3 @@ def _inner_codecs(grid: Grid) -> list[dict[str, Any]]:
     elif grid.codec == "zstd":
         codecs.append({"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": False}})
     return [*codecs, {"name": "crc32c"}]
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"

@@ -86,7 +86,7 @@ class Parent:
             mine = msgspec.structs.replace(new, shape=(self.steps, *new.shape[1:]))
             stored = self._metadata(name) | {"attributes": {}}
             stored.pop("dimension_names", None)  # like attributes, no part of how chunks are stored
-            same = stored == json.loads(grid.array_metadata(mine))
+            same = stored == json.loads(grid.encode(grid.array_metadata(mine)))
             counts[name] = self.steps // new.shard if same else 0
         return counts
 

@@ -6,6 +6,7 @@ disk, and takes no memory from the jobs of the node. Small ones go through it, a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -22,10 +23,10 @@ from pitools.stage.engine.copier import MODE, NEW, Copier, Range, Work, wrong_di
 from pitools.stage.engine.journal import Done, Journal, Written, line
 from pitools.stage.engine.pieces import SMALL, range_count, tasks
 from pitools.stage.engine.write import Flusher
-from pitools.stage.local import LocalSource
+from pitools.stage.local import Folders, LocalSource
 from pitools.stage.source import Dataset, Source
 from pitools.store import digest as digests
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import FileEntry
 
 # File systems of this machine's own disks and memory; others, such as nfs and lustre, are asked over a network.
 _HERE = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
@@ -160,19 +161,22 @@ def _finish(work: Work, index: int, ranges: dict[int, bytes]) -> Written:
     return Written((index,), line(index, status, new).encode(), {index: new} if new else {}, {})
 
 
-def write_manifest(to: Path, data: bytes) -> None:
-    """The last file of a version. Raises NoSpace or ClusterError."""
-    path = to / FILE_NAME
+def write_file(to: Path, path: str, data: bytes) -> None:
+    """Write a file of which no source has the bytes into the folder `to`. Raises NoSpace or ClusterError."""
+    within, _, name = path.rpartition("/")
     try:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, NEW, MODE)
+        with contextlib.closing(Folders(to, make=True)) as folders:
+            at = folders.enter(within)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=at)
+            descriptor = os.open(name, NEW, MODE, dir_fd=at)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fchmod(descriptor, MODE)
             os.fsync(descriptor)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise os_error(error, to / path) from error
 
 
 def _may_clone(source: Source, to: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +13,13 @@ from pitools.core.progress import Advance
 from pitools.stage.cache.root import journal_path, needed_bytes, partial_path
 from pitools.stage.cache.space import Limits, reserved
 from pitools.stage.engine import journal as journals
-from pitools.stage.engine.copy import Orders, by_ranges, copy, is_durable, write_manifest
+from pitools.stage.engine.copier import wrong_digest
+from pitools.stage.engine.copy import Orders, by_ranges, copy, is_durable, write_file
 from pitools.stage.engine.journal import Done, Journal
 from pitools.stage.engine.link import link_shared
 from pitools.stage.source import Dataset
-from pitools.store.digest import RANGE
-from pitools.store.manifest import FileEntry
+from pitools.store.digest import RANGE, of_bytes
+from pitools.store.manifest import FILE_NAME, FileEntry
 
 # What the engine counts is a moment old.
 _LATE_BYTES = 256 << 20
@@ -66,9 +67,13 @@ def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advanc
             advance(count)
 
         advance(shared + resumed + known)
+        own = _write_own(dataset, folder, skip=done.files.keys() | linked)
+        moved(sum(files[index].bytes for index in own))
+        for index in own:
+            orders.finished(index)
         journal = Journal(path, version, durable=is_durable(files), keep=bool(done.files or done.ranges))
         try:
-            digests = copy(dataset, folder, done, journal, orders, linked=linked, advance=moved)
+            digests = copy(dataset, folder, done, journal, orders, linked=linked | own, advance=moved)
         finally:
             journal.close()
     return Moved(sum(entry.bytes for entry in left) - known, shared, resumed + known, digests)
@@ -79,6 +84,20 @@ def _known(files: Sequence[FileEntry], done: Done) -> int:
     return sum(
         min(RANGE, files[index].bytes - number * RANGE) for index, ranges in done.ranges.items() for number in ranges
     )
+
+
+def _write_own(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[int]:
+    """Write the files of a part whose content is in its manifest; their places there. Raises DataError, NoSpace."""
+    own = dataset.manifest.subset.own_files if dataset.manifest.subset else {}
+    written = set()
+    for index, entry in enumerate(dataset.manifest.files if own else ()):
+        if index in skip or (data := own.get(entry.path)) is None:
+            continue
+        if len(data) != entry.bytes or of_bytes(data) != entry.digest:
+            raise wrong_digest(entry, of_bytes(data), f"{FILE_NAME}: {entry.path}")
+        write_file(folder, entry.path, data)
+        written.add(index)
+    return written
 
 
 def _clear(folder: Path, files: Sequence[FileEntry], done: Done, linked: set[int]) -> None:
@@ -105,7 +124,7 @@ def _clear(folder: Path, files: Sequence[FileEntry], done: Done, linked: set[int
 
 def seal(folder: Path, dataset: Dataset) -> Path:
     """Write the manifest, the last file of a version, into its unfinished folder, which may then be published."""
-    write_manifest(folder, dataset.data)
+    write_file(folder, FILE_NAME, dataset.data)
     folder.chmod(0o755)
     return folder
 

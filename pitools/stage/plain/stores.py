@@ -171,9 +171,9 @@ def describe(found: Survey, read: Callable[[str], bytes]) -> Manifest:
 
 
 def complete(manifest: Manifest, digests: Mapping[int, str]) -> Manifest:
-    """The manifest with the digest that was found of each file, by its place."""
-    files = (structs.replace(entry, digest=digests[place]) for place, entry in enumerate(manifest.files))
-    return structs.replace(manifest, files=tuple(files))
+    """The manifest with the digest that was found of each file without one, by its place."""
+    found = ((entry, entry.digest or digests[place]) for place, entry in enumerate(manifest.files))
+    return structs.replace(manifest, files=tuple(structs.replace(entry, digest=text) for entry, text in found))
 
 
 def _episodes(arrays: Mapping[str, zarr.Array]) -> int:

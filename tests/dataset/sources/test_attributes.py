@@ -149,11 +149,22 @@ def test_axes_have_names(robomimic, store) -> None:
     assert group["episode_offsets"].metadata.dimension_names == ("episode_offsets:0",)
 
 
-def test_xarray_opens_a_version(robomimic, store) -> None:
-    """xarray opens all groups of a version as one tree, and reads what we read."""
-    version, _ = store(robomimic(3, 4))
+def test_zarr_and_xarray_open_a_version_in_silence(tmp_path, robomimic, store) -> None:
+    """Neither warns of anything in a version, and both find all arrays, whatever their groups are called."""
+    schema = tmp_path / "schema.toml"
+    names = {"obs/eye_image": "obs/eye", "reward": "obs-x/b", "done": "obs/cam/c"}
+    schema.write_text("[rename]\n" + "".join(f'"{old}" = "{new}"\n' for old, new in names.items()))
+    version, _ = store(robomimic(3, 4), schema=schema)
+    path = Path(version.path)
+    known = set(open_dataset(path).arrays) | {"episode_json", "episode_offsets"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = xarray.open_datatree(version.path, engine="zarr", consolidated=False)
-    np.testing.assert_array_equal(tree["action"].values, open_dataset(Path(version.path)).read("action", 0, 7))
-    assert tree["obs/eye_image"].sizes["steps"] == 7
+        warnings.simplefilter("error")
+        group = zarr.open_group(path, mode="r")
+        arrays = {name: node for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
+        assert arrays.keys() == known
+        for name, node in arrays.items():
+            assert node.metadata.to_dict() == zarr.open(path / name, mode="r").metadata.to_dict()
+        assert set(xarray.open_zarr(path).variables) == {name for name in known if "/" not in name}
+        tree = xarray.open_datatree(path, engine="zarr")
+    np.testing.assert_array_equal(tree["action"].values, open_dataset(path).read("action", 0, 7))
+    assert tree["obs/eye"].sizes["steps"] == 7

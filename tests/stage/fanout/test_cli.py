@@ -10,11 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
+import zarr
 
+from pitools.dataset.ingest import ingest
 from pitools.stage.cache.root import journal_path, object_path, partial_path
 from pitools.stage.fanout.group import Patience
 from pitools.stage.source import load
+from pitools.stage.verify import Finding, check
 
 NAMES = ("n0", "n1", "n2")
 SECRET = secrets.token_hex(16)
@@ -92,6 +97,19 @@ def test_three_nodes_read_the_source_once(commands: Commands, make_dataset: Call
     assert set(commands.said.values()) == {""}
     kept = [path.read_bytes() for path in commands.tmp_path.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in data for data in [*kept, json.dumps(found).encode()])
+
+
+def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
+    """Each writes the part's own metadata from its manifest, and opens just the arrays that are there."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["data/demo_0/actions"] = np.ones((9, 2))
+        file["data/demo_0/obs/state"] = np.ones((9, 3))
+    source = Path(ingest([tmp_path / "a.hdf5"], root=tmp_path / "made", name="x").path)
+    commands.start(source, *NAMES, options=("--arrays", "action"))
+    for record in commands.finish(*NAMES).values():
+        assert not [item for item in check(Path(record["path"]), readers=1) if isinstance(item, Finding)]
+        found = zarr.open_consolidated(record["path"], mode="r")
+        assert set(found.keys()) == {"action", "episode_json", "episode_offsets"}
 
 
 def test_the_secret_is_in_no_command_line(commands: Commands, make_dataset: Callable[..., Path], files):
