@@ -14,7 +14,7 @@ from pitools.core.files import allocate, os_error
 from pitools.stage.engine.journal import Written, line
 from pitools.stage.engine.pieces import SMALL, Task
 from pitools.stage.engine.seat import Seat
-from pitools.stage.engine.write import Pace, clone, write, write_direct
+from pitools.stage.engine.write import clone, write, write_direct
 from pitools.stage.local import BLOCK, Folders
 from pitools.stage.source import Source, SourceFile
 from pitools.store import digest as digests
@@ -64,7 +64,6 @@ class Copier:
         # Page-aligned, as O_DIRECT wants it. Also, 16 bytes into a page, where malloc puts a large bytearray, the
         # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
         self._buffer = memoryview(mmap.mmap(-1, max(SMALL, _DIRECT_BLOCK, self._step)))
-        self._pace = Pace(work.bytes_per_s * seat.share)
         self._folders = Folders(Path(work.to), make=True)
 
     def __call__(self, task: Task) -> Written | Range:
@@ -220,7 +219,8 @@ class Copier:
 
     def _count(self, count: int) -> None:
         self._seat.moved(count)
-        self._pace.wait(count, self._seat)
+        if self._work.bytes_per_s:
+            self._seat.wait(self._work.bytes_per_s)
 
     def _create(self, path: str) -> int:
         within, _, name = path.rpartition("/")

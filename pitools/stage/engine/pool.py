@@ -81,7 +81,7 @@ def run(
 
     try:
         for _ in range(processes):
-            crew.fork(processes)
+            crew.fork()
         crew.attend(answer, advance)
         if answered < len(tasks):
             left = f"{len(tasks) - answered} of {len(tasks)} pieces of work were not done"
@@ -105,7 +105,7 @@ class _Crew(Generic[Task, Result]):
         self._pids: dict[int, int] = {}  # by the descriptor its results come through
         self._received: dict[int, bytearray] = {}
 
-    def fork(self, processes: int) -> None:
+    def fork(self) -> None:
         """Start one process."""
         parent, number = os.getpid(), len(self._pids)
         results, send = os.pipe2(os.O_CLOEXEC)
@@ -115,8 +115,7 @@ class _Crew(Generic[Task, Result]):
             pid = os.fork()
             if pid == 0:
                 _work(self._tasks, self._start, self._take, send, [
-                    Seat(self._board, number * self._threads + thread, processes * self._threads)
-                    for thread in range(self._threads)
+                    Seat(self._board, number * self._threads + thread) for thread in range(self._threads)
                 ], parent=parent, strange=(self._feed, results, *self._pids))  # fmt: skip
             os.close(send)
             self._pids[results], self._received[results] = pid, bytearray()

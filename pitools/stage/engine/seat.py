@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 
 
 class Stopped(Exception):
@@ -10,10 +11,12 @@ class Stopped(Exception):
 
 
 class Board:
-    """Memory that the parent and all workers share: whether to stop, signs of life, and bytes moved by each."""
+    """Memory that the parent and all workers share: whether to stop, signs of life, when the work would have begun at
+    the bandwidth that is allowed, on the monotonic clock in ns, and bytes moved by each."""
 
     def __init__(self, seats: int) -> None:
-        self._words = memoryview(mmap.mmap(-1, 8 * (seats + 2))).cast("Q")
+        self._words = memoryview(mmap.mmap(-1, 8 * (seats + 3))).cast("Q")
+        self._words[2] = time.monotonic_ns()
 
     def stop(self) -> None:
         """Tell all workers to give up at their next block."""
@@ -22,7 +25,7 @@ class Board:
     @property
     def total(self) -> int:
         """Bytes moved by all."""
-        return sum(self._words[2:])
+        return sum(self._words[3:])
 
     @property
     def signs(self) -> int:
@@ -33,19 +36,25 @@ class Board:
         """One worker moved so many bytes. Raises Stopped when all are to stop."""
         if self._words[0]:
             raise Stopped
-        self._words[seat + 2] += count
+        self._words[seat + 3] += count
 
     def alive(self) -> None:
         """One worker's sign of life. Two at once may count as one. Raises Stopped."""
         self.moved(0, 0)
         self._words[1] += 1
 
+    def early_s(self, bytes_per_s: float) -> float:
+        """How much earlier all have moved their bytes than they were due, s; at most a second late."""
+        latest, taken = time.monotonic_ns() - 1_000_000_000, int(self.total / bytes_per_s * 1e9)
+        if self._words[2] + taken < latest:  # an idle second is not saved up for a burst; two at once set the same
+            self._words[2] = latest - taken
+        return (self._words[2] + taken - latest) / 1e9 - 1
+
 
 class Seat:
-    """One thread's place at the board. share: this thread's part of what all may do, such as of a bandwidth."""
+    """One thread's place at the board."""
 
-    def __init__(self, board: Board, number: int, seats: int) -> None:
-        self.share = 1 / seats
+    def __init__(self, board: Board, number: int) -> None:
         self._board, self._number = board, number
 
     def moved(self, count: int) -> None:
@@ -55,3 +64,10 @@ class Seat:
     def alive(self) -> None:
         """Say that this thread is not stuck, though it moves nothing: it waits for its pace, say. Raises Stopped."""
         self._board.alive()
+
+    def wait(self, bytes_per_s: float) -> None:
+        """Wait until what all threads have moved was due at this bandwidth, however many of them are at work. Raises
+        Stopped."""
+        while (left := self._board.early_s(bytes_per_s)) > 0:
+            time.sleep(min(left, 0.2))
+            self.alive()

@@ -1,15 +1,13 @@
-"""How bytes reach a new file: through the page cache, past it, as a clone, at a pace."""
+"""How bytes reach a new file: through the page cache, past it, as a clone."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
-import time
 from pathlib import Path
 
 from pitools.core.files import os_error, sync_file_system
-from pitools.stage.engine.seat import Seat
 from pitools.stage.local import LocalFile
 from pitools.stage.source import SourceFile
 
@@ -57,23 +55,6 @@ class Flusher:
             sync_file_system(self._to)
         except OSError as error:  # told to whoever syncs first, and to nobody again
             self._error = error
-
-
-class Pace:
-    """Waits so that a thread moves no more than its share of a bandwidth, over any few seconds."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._rate, self._due = bytes_per_s, time.monotonic()
-
-    def wait(self, count: int, seat: Seat) -> None:
-        """Account for `count` bytes, and wait until they were due. Raises Stopped."""
-        if not self._rate:
-            return
-        # An idle second is not saved up for a burst.
-        self._due = max(self._due, time.monotonic() - 1) + count / self._rate
-        while (left := self._due - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
-            seat.alive()
 
 
 def clone(descriptor: int, file: SourceFile) -> bool:

@@ -152,7 +152,7 @@ def test_what_was_a_lie_is_written_over(tmp_path: Path, direct: bool, lies: int)
         FileEntry(path=path, bytes=len(content), digest=digest.of_bytes(content)) for path, content in contents.items()
     )
     work = Work(Liars(contents, lies), entries, str(tmp_path), True, False, direct, True, 0)
-    copier = Copier(work, Seat(Board(1), 0, 1))
+    copier = Copier(work, Seat(Board(1), 0))
     copier(Task(files=(0, 1, 2, 3)))
     copier.close()
     assert {path: (tmp_path / path).read_bytes() for path in contents} == contents

@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, Unreachable
-from pitools.stage.engine import pool
-from pitools.stage.engine.seat import Seat
-from pitools.stage.engine.write import Pace
+from pitools.stage.engine import pool, seat
+from pitools.stage.engine.seat import Board, Seat
 
 
 class Square:
@@ -168,8 +168,8 @@ class Patient(Square):
     """Waits of its own will, longer than a source may be silent."""
 
     def __call__(self, task: int) -> tuple[int, int, int]:
-        pace = Pace(10)
-        pace.wait(10, self.seat)
+        self.seat.moved(10)
+        self.seat.wait(10)
         return super().__call__(task)
 
 
@@ -179,3 +179,24 @@ def test_who_waits_for_a_bandwidth_is_not_stalled(monkeypatch: pytest.MonkeyPatc
     found: list[tuple[int, int, int]] = []
     pool.run(range(2), Patient, found.append, readers=2, advance=lambda _: None)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("at_work", [1, 2, 4])
+def test_a_bandwidth_is_for_those_at_work(monkeypatch: pytest.MonkeyPatch, at_work: int):
+    """However many of four move bytes, they have all of it; after idle time one block and a second more."""
+    clock = SimpleNamespace(ns=10**12, monotonic_ns=lambda: clock.ns)
+    clock.sleep = lambda s: setattr(clock, "ns", clock.ns + int(s * 1e9))
+    monkeypatch.setattr(seat, "time", clock)
+    board = Board(4)
+    seats = [Seat(board, number) for number in range(at_work)]
+
+    def move(count: int) -> float:
+        began = clock.ns
+        for number in range(count):
+            seats[number % at_work].moved(100)
+            seats[number % at_work].wait(100)
+        return (clock.ns - began) / 1e9
+
+    assert move(40) == pytest.approx(40, abs=0.1)
+    clock.sleep(60)
+    assert move(40) == pytest.approx(38, abs=0.1)
