@@ -57,7 +57,7 @@ def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
 @to_option(required=True)
 @click.option("--need", metavar="SIZE", help="Evict, the least recently used first, until so much is free.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
-@click.option("--force", is_flag=True, help="Also named sets of which nobody knows where they came from.")
+@click.option("--force", is_flag=True, help="Also named sets whose source is unknown or gone.")
 @format_option
 def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool, force: bool, form: str) -> int:
     """Remove sets that nobody leases, stages or has pinned: the named ones, or as many as make room.
@@ -82,7 +82,9 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
                 stay += [record.reason] if record.state == "kept" else []
-    for reason, what_next in ((evicting.PINNED, "pit-stage unpin"), (evicting.UNKNOWN, "--force, if it is elsewhere")):
+    elsewhere = "--force, if it is elsewhere"
+    hints = {evicting.PINNED: "pit-stage unpin", evicting.UNKNOWN: elsewhere, evicting.LOST: elsewhere}
+    for reason, what_next in hints.items():
         if reason in stay:
             click.echo(f"pit-stage evict: {reason}: {what_next}", err=True)
     return 1 if stay else 0

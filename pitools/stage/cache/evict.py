@@ -1,8 +1,10 @@
 """Take sets away to make room, the least recently used first, and never one that is needed or cannot come back.
 
 A set stays while a process leases it, stages or repairs it, while it is pinned, where it is not known where it came
-from, and for a while after its last use. It goes with its lock and its lease file held alone, by a rename: a reader
-has the whole set or none. Clocks only decide the order and the while, which is no promise but a courtesy.
+from or the plain store that it came from is gone, and for a while after its last use. That a store was written again is
+no reason, nor that a version is gone, which `gc` removed: such copies would fill the disk for ever. A set goes with its
+lock and its lease file held alone, by a rename: a reader has the whole set or none. Clocks only decide the order and
+the while, which is no promise but a courtesy.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from pitools.stage.cache.root import (
     sweep,
     try_locked,
 )
+from pitools.stage.source import is_store, is_url
 
 # Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
 GRACE_S = 600.0
 
 LOCKED, LEASED = "another process stages, repairs or evicts it", "leased by a running process"
 PINNED, UNKNOWN = "pinned", "it is not known where it came from"
+LOST = "the store that it was copied from is gone"
 RECENT, GONE = "used in the last 10 minutes", "it is not there any more"
 
 
@@ -77,7 +81,9 @@ def items(root: Path) -> list[Item]:
 def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False) -> str:
     """Take one thing away; "" when it is gone (or would be, with `dry_run`), else why it stays.
 
-    grace_s: how long a set stays after its last use. force: also one of unknown source. Raises ClusterError, TryLater.
+    grace_s: how long a set stays after its last use. force: also one of a source that is unknown or gone.
+
+    Raises ClusterError, TryLater.
     """
     if dry_run:
         return _in_use(root, item) or _reason(root, item, grace_s, force=force)
@@ -182,7 +188,17 @@ def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> str:
     record = records.read(root, item.version)
     if record.pinned:
         return PINNED
-    if not record.source and not force:
+    if not force and not record.source:
         return UNKNOWN
+    if not force and record.signature and _is_gone(record.source):
+        return LOST
     age_s = time.time() - lease.last_used(root, item.version)
     return RECENT if grace_s > 0 and age_s < grace_s else ""
+
+
+def _is_gone(source: str) -> bool:
+    """Whether there is no store in a folder any more; False where that cannot be told."""
+    try:
+        return not is_url(source) and not is_store(Path(source))
+    except OSError:
+        return False

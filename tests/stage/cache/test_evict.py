@@ -8,14 +8,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
-from pitools.stage.cache.evict import LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item
+from pitools.stage.cache.evict import LEASED, LOCKED, LOST, PINNED, RECENT, UNKNOWN, Item
 from pitools.stage.cache.lease import last_used, lease
 from pitools.stage.cache.root import journal_path, locked, move_aside, partial_path, prepare, sweep
+from pitools.stage.choose import resolve
+from pitools.stage.plain.run import stage_store
 from pitools.stage.run import stage
 from pitools.stage.source import load
 from pitools.stage.verify import looks_whole
@@ -42,6 +46,25 @@ def test_an_old_set_goes(final: Path, root: Path, residue):
     assert residue(root) == []
     assert list((root / ".records").iterdir()) == []
     assert take(root, final, force=True, grace_s=0) == evict.GONE
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_copy_of_a_plain_store(tmp_path: Path, root: Path, dry_run: bool):
+    """It stays where the store is gone, since it cannot come back, but not where that was written again."""
+    store = tmp_path / "x.zarr"
+    zarr.create_group(store).create_array("a", data=np.arange(9))
+    final = Path(stage_store(resolve(store), root).path)
+    store.rename(tmp_path / "y.zarr")
+    assert take(root, final, grace_s=0, dry_run=dry_run) == LOST
+    assert final.exists()
+    zarr.create_group(store).create_array("a", data=np.arange(10))
+    assert take(root, final, grace_s=0, dry_run=dry_run) == ""
+    shutil.rmtree(store)
+    if dry_run:
+        states = [
+            record.state for force in (False, True) for record in evict.evict_version(root, final.name, force=force)
+        ]
+        assert states == ["kept", "evicted"]
 
 
 @pytest.mark.parametrize("force", [False, True])
