@@ -29,11 +29,18 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
     """Continue RUN from its last checkpoint if its job is over; one that waits or runs is left alone."""
     from pitools.core.output import Output
     from pitools.launch.recover.resume import resume
+    from pitools.run.move_record import moved
 
     run_dir, site = find(run, site_name)
+    other = moved(run_dir) if force else None
     done = resume(run_dir, site, force=force)
     with Output(form, RESUMED_COLUMNS) as out:
         out(done)
+    if other:
+        there = f"pit launch cancel {other.to} --site {other.site}"
+        click.echo(
+            f"pit: note: it was moved to {other.site} as {other.to}, and goes on there too, unless: {there}", err=True
+        )
     if done.action == "over":
         click.echo(f"pit: to continue it all the same: pit launch resume {run_dir.name} --force", err=True)
 
@@ -194,30 +201,49 @@ def _live(paths: list[Path], site: Site) -> bool:
 @click.command()
 @site_option
 @format_option
-def tick(site_name: str, form: str) -> None:
+@click.pass_context
+def tick(ctx: click.Context, site_name: str, form: str) -> None:
     """Continue every run of the site that is due, once. For cron: while another tick is at work it ends at once.
 
     Judges what has ended, finishes submissions that were begun, submits what comes next; a record for each change.
+    What goes wrong is told when it begins, and on a terminal always; the exit code says it each time.
     """
+    import sys
+
+    from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.launch.recover import tick
     from pitools.site.load import load
 
     site = load(site_name)
+    runs = runs_of(site)
+    before = () if sys.stderr.isatty() else tick.troubles(runs, site)
     wrong: list[PitError] = []
+    lines: list[str] = []
 
     def tell(path: Path, error: PitError) -> None:
         wrong.append(error)
-        _tell(path, error)
+        lines.append(f"{path.name}: {error}")
+        if lines[-1] not in before:
+            click.echo(f"pit: {lines[-1]}", err=True)
 
     try:
         with Output(form, RESUMED_COLUMNS) as out:
-            for done in tick.tick(runs_of(site), site, tell):
+            for done in tick.tick(runs, site, tell):
                 out(done)
     except tick.Busy as error:
         click.echo(f"pit: {error}", err=True)
-    if wrong:
-        raise max(wrong, key=lambda error: not error.retry)
+        return
+    except PitError as error:
+        wrong.append(error)
+        lines.append(str(error))
+    tick.keep_troubles(runs, site, tuple(lines))
+    if not wrong:
+        return
+    worst = max(wrong, key=lambda error: not error.retry)
+    if all(line in before for line in lines):
+        ctx.exit(worst.exit_code)
+    raise worst
 
 
 def _tell(path: Path, error: PitError) -> None:

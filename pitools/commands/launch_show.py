@@ -131,7 +131,7 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
 @click.option("--all", "whole", is_flag=True, help="Also the lines that submitit writes before and after it.")
 def logs(run: str, site_name: str, rank: int | None, follow: bool, whole: bool) -> None:
-    """Print one rank's output of the last attempt; before the ranks start, the job's own."""
+    """Print one rank's output of the last attempt; before the ranks start, the job's own, or why staging failed."""
     from pitools.launch import logs
     from pitools.run import folder
 

@@ -16,14 +16,22 @@ from pitools.slurm.states import is_finished
 
 
 def path(run_dir: Path, rank: int) -> Path | None:
-    """The rank's log of the last attempt; the job script's own before there is one; None before that."""
+    """The rank's log of the last attempt, or that of the staging in which it ended; the job's own before; or None."""
     made = folder.attempts(run_dir)
     if made and (log := made[-1] / "logs" / f"{rank}.out").exists():
         return log
+    if made and (made[-1] / "exit.json").exists() and (failed := _failed_staging(made[-1] / "logs")):
+        return failed
     # supervisor.out, supervisor.1.out, …, supervisor.10.out
     supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))
     own = [*folder.job_logs(run_dir), *supervisors]
     return own[-1] if own else None
+
+
+def _failed_staging(logs: Path) -> Path | None:
+    """The output of staging on the node that says why it failed; None where none does."""
+    found = sorted(logs.glob("stage.*.out"))
+    return next((log for log in found if b"pit: error:" in log.read_bytes()), None)
 
 
 def read(run_dir: Path, site: Site, rank: int, *, follow: bool, whole: bool = False) -> Iterator[str]:

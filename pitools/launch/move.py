@@ -33,8 +33,9 @@ from pitools.launch.recover import asking, settling
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import resume
 from pitools.launch.reproduce import again, facts, provenance
-from pitools.run import cancel_request, folder
+from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Verdict
+from pitools.run.move_record import Move
 from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.reach import call
@@ -44,16 +45,6 @@ from pitools.slurm.states import UNKNOWN, is_finished
 STOP_S = 600.0
 _REPEAT_S, _LOOK_S = 30.0, 0.1
 _ASK_S, _ASK_LAST_S = 10.0, 0.5  # a controller is asked seldom, until the job itself says that it is over
-_FILE = "move.json"
-
-
-class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
-    """Where a run is taken, and what it is called there. ended: whether its job here was ended for it."""
-
-    to: str
-    site: str
-    t: str
-    ended: bool = False
 
 
 class Moved(Record, frozen=True, kw_only=True, tag="pit.moved/1"):
@@ -89,7 +80,7 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
         if is_far:
             for staged in far.missing(plan, other):
                 far.send(staged, other)
-        folder.write(run_dir / _FILE, mine, durable=True)
+        folder.write(run_dir / move_record.FILE, mine, durable=True)
         try:
             stopped = _hold(run_dir, mine)
             mine = _stop(run_dir, was, site, mine, stop_s)
@@ -108,12 +99,12 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
 
 def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
     """What was begun before, or a new move. Raises UsageError where there is nothing to move."""
-    given, before = settling.verdict(run_dir), folder.read(run_dir / _FILE, Move)
+    given, before = settling.verdict(run_dir), folder.read(run_dir / move_record.FILE, Move)
     if given and given.state == "finished":
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
     if before is None:
         return Move(to=folder.new_id(was.name), site=other.name, t=clock.now())
-    if given and given.reason.startswith("moved to"):
+    if given and given.reason.startswith(move_record.MOVED):
         raise UsageError(f"the run was {given.reason}", where=str(run_dir), hint=f"move that one: {before.to}")
     if before.site != other.name:
         hint = f"finish that first: pit launch move {run_dir.name} --site {before.site}"
@@ -140,7 +131,7 @@ def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Mo
         return mine
     jobs.check_cluster(site, ref)
     mine = replace(mine, ended=True)
-    folder.write(run_dir / _FILE, mine, durable=True)
+    folder.write(run_dir / move_record.FILE, mine, durable=True)
     began = time.monotonic()
     asked = looked = -_REPEAT_S
     while True:
@@ -260,7 +251,7 @@ def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: Base
 
 
 def _conclude(run_dir: Path, made: Moved, stopped: Verdict) -> None:
-    reason = f"moved to {made.site} as {made.to}, with {made.step} steps"
+    reason = f"{move_record.MOVED} {made.site} as {made.to}, with {made.step} steps"
     said = Verdict(
         state="stopped", kind="cancelled", reason=reason, t=clock.now(), attempts=len(folder.attempts(run_dir))
     )  # fmt: skip
@@ -280,14 +271,14 @@ def _require(run_dir: Path, stopped: Verdict, hint: str = "") -> None:
 def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
     """Let the run go on where it was, if it was stopped for the move."""
     with contextlib.suppress(PitError, OSError):
-        mine = folder.read(run_dir / _FILE, Move) or mine
+        mine = folder.read(run_dir / move_record.FILE, Move) or mine
         given = settling.verdict(run_dir)
         if given is None or not given.reason.startswith(settling.BEING_MOVED):
-            (run_dir / _FILE).unlink(missing_ok=True)
+            (run_dir / move_record.FILE).unlink(missing_ok=True)
             return
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
-            (run_dir / _FILE).unlink(missing_ok=True)
+            (run_dir / move_record.FILE).unlink(missing_ok=True)
             folder.note(run_dir, "not moved", site=mine.site)
         if cancel_request.read(run_dir):
             return

@@ -22,6 +22,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONNECT_S = 10
 _ACCOUNT = "slurm"  # some clouds' images give Slurm's files to it; what runs on the nodes is its to say anyway
 
+# What we call, and what stands in our lines for a shell: whatever of it is in a site's own folder is what runs.
+_COMMANDS = (
+    "sbatch", "scancel", "scontrol", "squeue", "sinfo", "sacct", "sacctmgr", "srun", "sh", "date", "id", "env", "grep",
+)  # fmt: skip
+
 # Variables of these families change what the commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT), whom they ask
 # (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them. The second line is what a
 # shell born in a step knows of the rank that it is: a job that inherits it binds its ranks to that step's cores
@@ -126,10 +131,14 @@ def _of_command(text: str) -> str:
 
 
 def path(reach: Reach) -> dict[str, str]:
-    """PATH with the reach's own folder first. Raises ConfigError where others can write there."""
+    """PATH with the reach's own folder first. Raises ConfigError where others can write there, or to what we call."""
     if not reach.bin:
         return {}
-    trust.check(Path(reach.bin), "folder of Slurm's commands", also=_ACCOUNT)
+    folder = Path(reach.bin)
+    trust.check(folder, "folder of Slurm's commands", also=_ACCOUNT)
+    for name in _COMMANDS:
+        if (folder / name).exists():
+            trust.check(folder / name, "command", also=_ACCOUNT)
     return {"PATH": os.pathsep.join([reach.bin, os.environ.get("PATH", os.defpath)])}
 
 

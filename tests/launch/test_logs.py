@@ -67,10 +67,15 @@ def log(make_plan: MakePlan, tmp_path: Path) -> Path:
 
 
 def test_logs_are_the_programs_own(pit: Pit, log: Path) -> None:
-    """Unless all is asked for; a rank without a word is named as such."""
+    """Unless all is asked for; where none began, why staging failed; a rank without a word is named as such."""
     run = str(log.parents[3])
     assert pit("launch", "logs", run).stdout == "loss 0.5\n"
     assert pit("launch", "logs", run, "--all").stdout == log.read_text()
+    log.rename(log.with_name("lost"))
+    (log.parent / "stage.n1.out").write_text("pit: 3 of 9 GiB\n")
+    (log.parent / "stage.n2.out").write_text("pit: error: no space left\n")
+    log.parent.with_name("exit.json").write_text("{}")
+    assert pit("launch", "logs", run).stdout == "pit: error: no space left\n"
     log.write_text("")
     done = pit("launch", "logs", run)
     assert (done.returncode, done.stdout, "rank 0 has said nothing" in done.stderr) == (0, "", True)

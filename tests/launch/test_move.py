@@ -126,6 +126,14 @@ def test_it_goes_on_there(sites: Sites) -> None:
     assert not lives(run_dir)
     with pytest.raises(UsageError, match="the run was moved to there"):
         moving.move(run_dir, sites.here, sites.there)
+    pit = Path(sys.executable).with_name("pit")
+    done = subprocess.run(
+        [pit, "launch", "resume", run_dir, "--force"], capture_output=True, text=True, check=False, timeout=60
+    )
+    end(run_dir)
+    assert done.returncode == 0, done.stderr
+    assert f"goes on there too, unless: pit launch cancel {moved.to} --site there" in done.stderr
+    assert not (run_dir / "move.json").exists()  # it may be moved again
 
 
 @pytest.mark.parametrize("fault", ["full", "flipped", "refused"])

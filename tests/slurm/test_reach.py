@@ -127,9 +127,11 @@ def test_a_folder_of_commands_comes_before_the_path(far_end: Reach, host: str, t
     assert said.startswith("mine\n")
     assert f"PATH={folder}:" in said
     if not host:
-        folder.chmod(0o777)
-        with pytest.raises(ConfigError):
-            call(Reach(bin=str(folder)), ["scontrol"], env={})
+        for path in (folder, folder / "scontrol"):
+            path.chmod(0o777)
+            with pytest.raises(ConfigError, match=rf"{path.name}.* can be written by everybody"):
+                call(Reach(bin=str(folder)), ["scontrol"], env={})
+            path.chmod(0o755)
 
 
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:

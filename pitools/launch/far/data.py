@@ -141,7 +141,7 @@ def _refusal(site: Site, done: proc.Completed, final: str) -> PitError:
         hint = "paths.python must be an interpreter that has pitools"
         return ToolMissing(f"it cannot be verified there: {said}", where=where, hint=hint)
     if done.code == DataError.exit_code:
-        return DataError(said, where=where, hint="check it here: pit dataset check --deep; then run this again")
+        return DataError(said, where=where, hint="check it here: pit dataset check; then run this again")
     if done.code == Unreachable.exit_code:
         return NoSpace(said, where=where, hint="free space there, or choose another site")
     return ClusterError(said or f"exit code {done.code} and no reason given", where=where)

@@ -21,7 +21,7 @@ from pitools.launch import jobs, local, once, polling
 from pitools.launch.attempt import end
 from pitools.launch.recover import asking, settling
 from pitools.launch.recover.lock import held, is_own, owner
-from pitools.run import cancel_request, folder
+from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Verdict
 from pitools.site.connect import client
 from pitools.site.model import Site
@@ -90,7 +90,7 @@ def _ask(run_dir: Path, moving: Verdict | None) -> None:
 def _withdraw(run_dir: Path, moving: Verdict | None) -> None:
     """Let a run go on whose cancel was refused."""
     (run_dir / cancel_request.FILE).unlink(missing_ok=True)
-    if moving and (run_dir / "move.json").exists():
+    if moving and (run_dir / move_record.FILE).exists():
         settling.conclude(run_dir, moving.state, moving.kind, moving.reason)
 
 

@@ -20,7 +20,7 @@ from pitools.launch import jobs, leave, local
 from pitools.launch.recover import asking, cancelling, judging, policy, putback, settling, unbegun
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
-from pitools.run import cancel_request, folder
+from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Decision, Start
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
@@ -92,6 +92,8 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
                     raise _still_ending(run_dir, ref, state)
                 return _said(run_dir, "left", "its job waits or runs again")
         if given:
+            if move_record.moved(run_dir):  # from here on it is no longer away, and may be moved anew
+                (run_dir / move_record.FILE).unlink()
             settling.reopen(run_dir)
         if open_one is not None:
             sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=jobs.numbers(run_dir)[-1])

@@ -6,6 +6,7 @@ by itself costs a look at its folder. A cancel that Slurm had not taken is carri
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pitools.core.errors import PitError, TryLater
+from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.files import os_error
+from pitools.core.record import Record
 from pitools.launch import jobs
 from pitools.launch.recover import asking, putback
 from pitools.launch.recover.lock import held, is_own
@@ -30,6 +32,12 @@ _YOUNG_S = 60.0  # a submission that was begun just now is still its own process
 
 T = TypeVar("T")
 Tell = Callable[[Path, PitError], None]
+
+
+class Troubles(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
+    """What the last tick of a site had to tell on stderr."""
+
+    lines: tuple[str, ...] = ()
 
 
 class Busy(TryLater):
@@ -50,6 +58,21 @@ def tick(runs: Path, site: Site, tell: Tell, *, longest_s: float = LONGEST_S) ->
         except TryLater as error:
             raise Busy("another tick is at work", where=str(runs)) from error
         yield from _ticked(runs, site, tell, time.monotonic() + longest_s)
+
+
+def troubles(runs: Path, site: Site) -> tuple[str, ...]:
+    """Return what the last tick of the site had to tell."""
+    with contextlib.suppress(DataError, OSError):
+        if last := folder.read(runs / f".tick.{site.name}.json", Troubles):
+            return last.lines
+    return ()
+
+
+def keep_troubles(runs: Path, site: Site, lines: tuple[str, ...]) -> None:
+    """Write down what this tick had to tell, so that cron does not mail it again; where it cannot, cron does."""
+    if lines != troubles(runs, site):
+        with contextlib.suppress(PitError, OSError):
+            folder.write(runs / f".tick.{site.name}.json", Troubles(lines=lines))
 
 
 def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resumed]:

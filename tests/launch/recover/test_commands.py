@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,26 @@ def test_tick_has_nothing_to_say(pit: Pit, tmp_path: Path) -> None:
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout) == (0, "")
     assert "another tick is at work" in done.stderr
+
+
+def test_a_tick_tells_what_is_wrong_once(pit: Pit, runs: Any, tmp_path: Path) -> None:
+    """A site that is silent: exit 75 each time; cron, which mails stderr, has it when it begins, and begins again."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$1" = -G ] && exit 1\necho "Connection refused" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    (tmp_path / "s.toml").write_text('name = "s"\n[reach]\nkind = "ssh"\nhost = "s"\n')
+    env = {"PIT_RUNS": str(runs.root), "PIT_SITE_PATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run_dir = runs.make()
+
+    def tick() -> tuple[int, bool]:
+        done = pit("launch", "tick", "--site", "s", **env)
+        return done.returncode, "Connection refused" in done.stderr
+
+    assert [tick(), tick()] == [(75, True), (75, False)]
+    run_dir.rename(tmp_path / "away")  # nothing to be asked for
+    assert tick() == (0, False)
+    (tmp_path / "away").rename(run_dir)
+    assert tick() == (75, True)
 
 
 def test_a_run_of_somebody_else_is_called_that() -> None:
