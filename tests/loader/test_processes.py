@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -148,6 +149,9 @@ def test_a_child_forked_by_a_thread_reads(arrays: Arrays):
             deadline = time.monotonic() + LIMIT_S
             while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
                 time.sleep(0.005)
+            if not ended[0]:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
             ends.append(ended[1] if ended[0] else "hung")
 
     thread = threading.Thread(target=fork)
