@@ -25,7 +25,9 @@ _SECRETS = GitIgnoreSpec.from_lines([
     ".cache/huggingface/token", ".docker/config.json", ".streamlit/secrets.toml",
     "application_default_credentials.json", "client_secret*.json", "credentials.json", "service-account*.json",
     "service_account*.json", "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "*.jks",
-    "*.kdbx", "*.keystore", "*.p12", "*.pfx", "*.ppk",
+    "*.kdbx", "*.keystore", "*.p12", "*.pfx", "*.ppk", "prod.env", "production.env", "secrets.env", "secrets.json",
+    "secrets.toml", "secrets.yaml", "secrets.yml", "token.txt", "hf_token", "hf_token.txt", "wandb_key",
+    "wandb_key.txt", "*.tfstate", "*.tfstate.*",
 ])  # fmt: skip
 
 

@@ -18,6 +18,8 @@ SECRETS = [
     ".env", ".env.local", "sub/.ENV", ".netrc", ".aws/credentials", ".ssh/config", "id_rsa", "sub/id_ed25519", ".npmrc",
     ".kube/config", ".pypirc", ".git-credentials", ".config/gcloud/token.db", "service-account-x.json", "a.p12",
     ".s3cfg", ".boto", ".dockercfg", "sub/.databrickscfg", "rclone.conf", "kubeconfig", ".bash_history", ".netrc~",
+    "prod.env", "conf/secrets.yaml", "secrets.toml", "token.txt", "hf_token", "sub/HF_TOKEN.txt", "wandb_key",
+    "infra/main.tfstate", "infra/main.tfstate.backup",
 ]  # fmt: skip
 
 
@@ -35,14 +37,16 @@ def copied(work: Path, to: Path) -> tuple[code.Code, set[str]]:
 def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path: Path) -> None:
     """Tracked or not, asked for or not: by name, or as a private key of any name; an example of one is none."""
     files(work, dict.fromkeys(SECRETS, MARK) | {"deploy": KEY, "cert.pem": "-----BEGIN CERTIFICATE-----\n"})
+    files(work, dict.fromkeys(("tokens.txt", "secrets.py", "cluster.env"), "x"))
     files(work, {".env.example": "TOKEN=\n", ".pitignore": "!.env\n!id_rsa\n!*\n"})
     git("add", "-f", ".env", "id_rsa")
     git("commit", "-q", "-m", "secrets")
     held, names = copied(work, tmp_path / "code")
-    assert names == {".env.example", ".pitignore", "cert.pem", "loop.py", "settings.toml"}
+    assert names == {".env.example", ".pitignore", "cert.pem", "cluster.env", "loop.py", "secrets.py", "settings.toml",
+                     "tokens.txt"}  # fmt: skip
     assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(held.secrets)
     sent = {entry.name for entry in snapshot.entries(work)}
-    assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == set()
+    assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == {"code/cluster.env"}
 
 
 def test_a_patch_holds_no_secret(work: Path, git: Git, make_run: MakeRun) -> None:
