@@ -9,7 +9,7 @@ data/…parquet  videos/<key>/….mp4      names as `data_path` and `video_path`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     """What the dataset holds. Raises DataError when it is not a LeRobot dataset, or one of another version than v3;
     ToolMissing where pyarrow or PyAV is not installed."""
     info = meta.load(path)
-    rows = meta.episodes(info)
+    tasks = meta.tasks(info)
+    rows = _with_tasks(info, meta.episodes(info), tasks)
     features = _named(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
@@ -136,18 +137,41 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
             refused.append(refusal(row.name, path, error))
     taken = {episode.name for episode in episodes}
     splits = {split: tuple(name for name in names if name in taken) for split, names in meta.splits(info, rows).items()}
-    tasks = meta.tasks(info)
     if without := sum(not row.tasks for row in rows):
-        files.notes.append(
-            f"meta/episodes names no task of {without} of {len(rows)} episodes: they have no instruction"
-        )
+        files.notes.append(f"no task is named of {without} of {len(rows)} episodes: they have no instruction")
     used = {place.path for episode in episodes for column in episode.columns.values()
             if isinstance(place := column.place, Parquet | Video)}  # fmt: skip
     return Recording(
         path=path, layout="lerobot", episodes=tuple(episodes), splits=splits,
-        attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": tasks},
+        attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": [tasks[i] for i in sorted(tasks)]},
         refused=tuple(refused), notes=tuple(files.notes), files=(*meta.files(path), *sorted(used)),
     )  # fmt: skip
+
+
+def _with_tasks(info: Info, rows: Sequence[Row], tasks: Mapping[int, str]) -> tuple[Row, ...]:
+    """The episodes. One of which meta/episodes names no task has those of its steps' `task_index`, in their order."""
+    first: dict[Path, int] = {}
+    indices: dict[Path, NDArray[Any]] = {}
+    found = []
+    for row in rows:
+        path = info.data_file(row)
+        first.setdefault(path, row.start)
+        if not row.tasks and "task_index" in info.features:
+            if path not in indices:
+                indices[path] = _task_indices(path)
+            steps = indices[path][row.start - first[path] : row.stop - first[path]].tolist()
+            row = msgspec.structs.replace(row, tasks=tuple(tasks[i] for i in dict.fromkeys(steps) if i in tasks))
+        found.append(row)
+    return tuple(found)
+
+
+def _task_indices(path: Path) -> NDArray[Any]:
+    with lerobot_tools():
+        from pitools.dataset.sources import parquet_rows
+    try:
+        return parquet_rows.column(path, "task_index")
+    except DataError:  # the episodes of a file that cannot be read are refused one by one
+        return np.zeros(0, np.int64)
 
 
 def _named(info: Info, rows: Sequence[Row], skip: Sequence[str]) -> dict[str, Feature]:

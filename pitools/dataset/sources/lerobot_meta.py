@@ -188,14 +188,13 @@ def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Ro
     )  # fmt: skip
 
 
-def tasks(info: Info) -> list[str]:
+def tasks(info: Info) -> dict[int, str]:
     """The instructions by task index. Raises DataError."""
     with lerobot_tools():
         from pitools.dataset.sources import parquet_rows
     file = info.path / "meta" / "tasks.parquet"
     rows = parquet_rows.records(file, None) if file.is_file() else []
-    named = {int(row.pop("task_index")): str(next(iter(row.values()), "")) for row in rows if "task_index" in row}
-    return [named[number] for number in sorted(named)]
+    return {int(row.pop("task_index")): str(next(iter(row.values()), "")) for row in rows if "task_index" in row}
 
 
 def splits(info: Info, rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:

@@ -116,15 +116,32 @@ def test_several_tasks(lerobot) -> None:
     assert found.episodes[1].attributes == {"tasks": ["do 0", "do 1"]}
 
 
+def test_tasks_of_the_steps(lerobot, monkeypatch) -> None:
+    """Where meta/episodes names no task of an episode, those that its steps have are its own, in their order."""
+    made = lerobot(3, 4, 5)
+    episodes(made.path, tasks=[["do 0"], [], []])
+    found = layouts.scan(made.path, "auto")
+    assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 0"]
+    assert (found.notes, "task_index" in found.episodes[0].columns) == ((), False)
+    made.values["task_index"][7:] = [1, 1, 0, 0, 1]
+    made.data(1, 2, 3)
+    found = layouts.scan(made.path, "auto")
+    assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 1"]
+    assert found.episodes[2].attributes == {"tasks": ["do 1", "do 0"]}
+    assert "task_index" in found.episodes[2].columns
+
+
 def test_an_episode_without_a_task_is_told(lerobot) -> None:
-    """Where meta/episodes names no task, the steps' own are kept, and a note says that instructions are missing."""
+    """Where neither meta/episodes nor the table of tasks names one, a note says that instructions are missing."""
     path = lerobot(3, 4).path
     assert "task_index" not in layouts.scan(path, "auto").episodes[0].columns
     episodes(path, tasks=[["do 0"], []])
+    tasks = path / "meta/tasks.parquet"
+    pq.write_table(pq.read_table(tasks).slice(0, 1), tasks)
     found = layouts.scan(path, "auto")
     assert "task_index" in found.episodes[1].columns
     assert [episode.language for episode in found.episodes] == ["do 0", ""]
-    assert found.notes == ("meta/episodes names no task of 1 of 2 episodes: they have no instruction",)
+    assert found.notes == ("no task is named of 1 of 2 episodes: they have no instruction",)
 
 
 def test_channels_first(lerobot, whole) -> None:
