@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -72,6 +73,25 @@ def plain_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def plain_files(top: Path) -> Iterator[str]:
+    """Yield the paths below a folder, from there, of its files and of links to files; links to folders are not entered.
+
+    Raises OSError, also for what would keep its reader waiting.
+    """
+    todo = [""]
+    while todo:
+        within = todo.pop()
+        with os.scandir(top / within) as entries:
+            for entry in entries:
+                path = f"{within}{entry.name}"
+                if entry.is_dir():
+                    todo += [] if entry.is_symlink() else [f"{path}/"]
+                elif entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110 (a link that leads nowhere)
+                    yield path
+                else:
+                    raise OSError(errno.EINVAL, "not a regular file", entry.path)
 
 
 def remove_tree(folder: Path) -> None:

@@ -24,6 +24,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import secrets
@@ -36,7 +38,7 @@ import msgspec
 
 from pitools.core import clock, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
-from pitools.core.files import make_above, own, write_atomic
+from pitools.core.files import make_above, own, plain_file, write_atomic
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
@@ -256,12 +258,8 @@ def ranks(attempt: Path, node: str) -> list[Rank]:
     """The ranks of an attempt that ran on a node, as far as they left their records."""
     found = []
     for path in (attempt / "ranks").glob("*.json"):
-        try:
-            rank = decode_json(path.read_bytes(), Rank)
-        except (OSError, msgspec.DecodeError):
-            continue
-        if rank.node == node:
-            found.append(rank)
+        with contextlib.suppress(OSError, DataError):
+            found += [rank] if (rank := read(path, Rank)) and rank.node == node else []
     return found
 
 
@@ -284,13 +282,15 @@ def write(path: Path, record: Record, *, durable: bool = False) -> None:
 def read(path: Path, kind: type[T]) -> T | None:
     """The record in a file; None where there is no file. Raises DataError."""
     try:
-        return decode_json(path.read_bytes(), kind)
+        with plain_file(path) as file:
+            return decode_json(file.read(), kind)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (OSError, msgspec.DecodeError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.ELOOP):  # a pipe, a link
+            raise
         what = f"damaged, or of another version of pit: it holds no {kind.__name__} ({error})"
-        is_plan = path.name == "plan.json"
-        hint = _without_plan(path.parent) if is_plan else "move the file away: then the run's other files count"
+        hint = _without_plan(path.parent) if path.name == "plan.json" else "move it away: the run's other files count"
         raise DataError(what, where=str(path), hint=hint) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
+from pitools.core.files import plain_file
 from pitools.core.record import Record, decode_json
 
 FILE_NAME = "manifest.json"
@@ -205,7 +206,8 @@ def load(dataset: Path) -> tuple[Manifest, bytes]:
     """The manifest of a dataset folder, and its exact bytes. Raises DataError when there is none."""
     path = dataset / FILE_NAME
     try:
-        data = path.read_bytes()
+        with plain_file(path) as file:
+            data = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "give the folder of one version, such as <root>/<name>/<version>"
         raise DataError("not a dataset: it has no manifest.json", where=str(dataset), hint=hint) from error

@@ -41,15 +41,17 @@ def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
-    """No file is None; a file of something else is a DataError that names it."""
+    """No file is None; a file of something else, or a pipe, is a DataError that names it."""
     path = tmp_path / "exit.json"
     assert folder.read(path, folder.Attempt) is None
     folder.write(path, folder.Attempt(job_id="1", exit_code=0, ended="now"))
     assert folder.read(path, folder.Attempt) == folder.Attempt(job_id="1", exit_code=0, ended="now")
-    path.write_text("{}")
-    with pytest.raises(DataError) as caught:
-        folder.read(path, folder.Attempt)
-    assert caught.value.where == str(path)
+    for write in (lambda: path.write_text("{}"), lambda: os.mkfifo(path)):
+        path.unlink()
+        write()
+        with pytest.raises(DataError) as caught:
+            folder.read(path, folder.Attempt)
+        assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize(("access", "above"), [("owner", 0o755), ("group", 0o775)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -173,6 +174,9 @@ def test_not_a_manifest(data: bytes) -> None:
 
 
 def test_load_names_the_folder(tmp_path) -> None:
-    """A folder without a manifest is not a dataset, and the error says which folder to give."""
+    """A folder without a manifest is not a dataset, and the error says which folder to give; a pipe is none either."""
     with pytest.raises(DataError, match=r"no manifest\.json"):
+        manifests.load(tmp_path)
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(DataError, match="cannot be read"):
         manifests.load(tmp_path)

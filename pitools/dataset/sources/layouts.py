@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pitools.core.errors import DataError
+from pitools.core.files import plain_files
 from pitools.dataset.sources.recording import Recording
 
 EXPECTED = {
@@ -42,6 +43,7 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
     if found == "lerobot":
         from pitools.dataset.sources import lerobot
 
+        listed(path)
         return lerobot.scan(path, skip)
     if found == "zarr":
         from pitools.dataset.sources import zarr_store
@@ -53,6 +55,16 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
         if found == "robomimic":
             return robomimic.scan(path, file, skip, keep_next_obs=keep_next_obs)
         return aloha.scan(path, file, skip, expected=EXPECTED["aloha"])
+
+
+def listed(path: Path) -> list[str]:
+    """Every file of a recording that is a folder, by its path from there, sorted. Raises DataError."""
+    try:
+        return sorted(plain_files(path))
+    except OSError as error:
+        hint = "give the folder of the recording itself, of files alone"
+        what = f"cannot be listed: {error.strerror}"
+        raise DataError(what, where=str(error.filename or path), hint=hint) from error
 
 
 def detect(path: Path) -> str:

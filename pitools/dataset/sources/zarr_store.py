@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from pitools.core.errors import DataError
 from pitools.dataset.sources import zarr_rows
 from pitools.dataset.sources.attributes import of_array
+from pitools.dataset.sources.layouts import listed
 from pitools.dataset.sources.recording import (
     LEFT_OUT_NEXT_OBS,
     SINGULAR,
@@ -57,11 +57,11 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
         return published.scan(path, skip)
     if lost := lost_manifest_of(path):
         raise lost
-    listed = _listed(path)
-    found = _arrays(path, listed)
+    files = listed(path)
+    found = _arrays(path, files)
     offsets, ends = _offsets(path, found)
     columns = _columns(found, int(offsets[-1]), ends, skip, path, keep_next_obs)
-    holes, notes = _holes(columns, listed)
+    holes, notes = _holes(columns, files)
     about = array_attributes(path, columns)
     left_out = [key for key in found if key.removeprefix("data/").startswith("next_obs/")]
     if not keep_next_obs and any(not skipped(key.removeprefix("data/"), skip, key) for key in left_out):
@@ -76,7 +76,7 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
             refused.append(refusal(f"episode_{number}", path, error))
     return Recording(
         path=path, layout="zarr", episodes=tuple(whole), attributes=_attributes(path), refused=tuple(refused),
-        files=tuple(path / name for name in listed), notes=tuple(notes),
+        files=tuple(path / name for name in files), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -90,17 +90,6 @@ def episode(path: Path, name: str, columns: dict[str, Array], low: int, high: in
         for key, array in columns.items()
     ]  # fmt: skip
     return describe(name, path, steps, made, "it", f"{path}: {name}", **rest)
-
-
-def _listed(path: Path) -> list[str]:
-    """Every file in a store, by its path from there, sorted. Raises DataError."""
-
-    def fail(error: OSError) -> None:
-        what, hint = f"cannot be listed: {error.strerror}", "give the folder of the store"
-        raise DataError(what, where=str(error.filename or path), hint=hint)
-
-    folders = os.walk(path, onerror=fail)
-    return sorted(os.path.relpath(f"{folder}/{name}", path) for folder, _, names in folders for name in names)
 
 
 def _arrays(path: Path, listed: Sequence[str]) -> dict[str, Array]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,21 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
             whole(first)
     else:
         assert whole(first)[name].tolist() == [1, 1, 1, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["data/img/c/0/0/0/0", "data/action/zarr.json", "notes"])
+def test_a_pipe_in_a_store(buffer, name) -> None:
+    """A pipe would keep its reader waiting: it is refused by its name, and links to files are files."""
+    path, _ = buffer(3)
+    kept = path.with_name("kept")
+    (path / "data/action/zarr.json").rename(kept)
+    (path / "data/action/zarr.json").symlink_to(kept)
+    assert len(layouts.scan(path, "auto").episodes) == 3
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    with pytest.raises(DataError, match="not a regular file") as caught:
+        layouts.scan(path, "auto")
+    assert caught.value.where == str(path / name)
 
 
 def test_checksum(buffer, whole) -> None:
