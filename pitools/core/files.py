@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -75,23 +75,34 @@ def plain_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def below(top: Path, *, passed: Collection[int] = ()) -> Iterator[os.DirEntry[str]]:
+    """Yield all that is below a folder, however deep; links to folders are not entered.
+
+    passed: errors (numbers of errno) for which a folder is passed over. Raises OSError for any other.
+    """
+    todo = [str(top)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                found = list(entries)
+        except OSError as error:
+            if error.errno not in passed:
+                raise
+            continue
+        todo += [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
+        yield from found
+
+
 def plain_files(top: Path) -> Iterator[str]:
-    """Yield the paths below a folder, from there, of its files and of links to files; links to folders are not entered.
+    """Yield the paths below a folder, from there, of its files and of links to files.
 
     Raises OSError, also for what would keep its reader waiting.
     """
-    todo = [""]
-    while todo:
-        within = todo.pop()
-        with os.scandir(top / within) as entries:
-            for entry in entries:
-                path = f"{within}{entry.name}"
-                if entry.is_dir():
-                    todo += [] if entry.is_symlink() else [f"{path}/"]
-                elif entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110 (a link that leads nowhere)
-                    yield path
-                else:
-                    raise OSError(errno.EINVAL, "not a regular file", entry.path)
+    for entry in below(top):
+        if entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110 (a link that leads nowhere)
+            yield os.path.relpath(entry.path, top)
+        elif not entry.is_dir():
+            raise OSError(errno.EINVAL, "not a regular file", entry.path)
 
 
 def remove_tree(folder: Path) -> None:

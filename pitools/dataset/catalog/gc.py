@@ -12,16 +12,16 @@ looks, after taking it, whether somebody wrote. One of the two sees the other. W
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError
-from pitools.core.files import os_error
+from pitools.core.files import below, os_error, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.catalog import unfinished
 from pitools.dataset.catalog.marks import Key, Marks
@@ -129,7 +129,7 @@ def _collect(
     yield from done
     for key, path in decided.items():
         _forget(root, key, moment)
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         why = f"{GONE}; what cannot be deleted of it is left in {path}" if path.exists() else GONE
         yield Collected(name=key.name, version=key.version, state="removed", why=why, freed_bytes=sizes[key])
 
@@ -230,7 +230,7 @@ def _finish(root: Path, trash: Path, moment: datetime) -> None:
         if found := _DECIDED.fullmatch(path.name):
             if version := _TAKEN.fullmatch(found[1]):
                 _forget(root, Key(*version.groups()), moment)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
 
 def _freed(wanted: Iterable[tuple[Key, Path]]) -> Iterator[tuple[Key, int]]:
@@ -238,10 +238,10 @@ def _freed(wanted: Iterable[tuple[Key, Path]]) -> Iterator[tuple[Key, int]]:
     links: dict[tuple[int, int], int] = {}
     for key, path in wanted:
         size = 0
-        for folder, _, names in os.walk(path):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 (a thousand of them)
+        for entry in below(path, passed=(*errno.errorcode,)):
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
                     place = (found.st_dev, found.st_ino)
                     links[place] = links.get(place, 0) + 1
                     size += found.st_size if links[place] == found.st_nlink else 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pitools.core.errors import DataError, UsageError
-from pitools.core.files import os_error, sync_dir
+from pitools.core.files import os_error, remove_tree, sync_dir
 from pitools.core.record import Record
 from pitools.dataset.catalog import diff
 from pitools.dataset.catalog.diff import Difference
@@ -157,7 +156,7 @@ def _aside(root: Path, name: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         with contextlib.suppress(OSError):
             folder.parent.rmdir()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from pitools.core.files import below, remove_tree
 from pitools.store import catalog
 from pitools.store.publish import TEMPORARY
 
@@ -33,7 +34,7 @@ def collect(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Ite
                 os.rename(path, gone)
             except OSError:  # somebody else's, or just published
                 continue
-            shutil.rmtree(gone, ignore_errors=True)
+            remove_tree(gone)
         yield path.name, size
 
 
@@ -43,12 +44,11 @@ def _abandoned(path: Path, limit: float) -> int | None:
     try:
         if path.is_symlink() or not path.is_dir() or path.stat().st_mtime > limit:
             return None
-        for folder, folders, files in os.walk(path):
-            for name in (*folders, *files):
-                found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 (there may be thousands)
-                if found.st_mtime > limit:
-                    return None
-                size += found.st_size if name in files else 0
+        for entry in below(path, passed=(errno.ENAMETOOLONG,)):  # where no ingest is at work
+            found = entry.stat(follow_symlinks=False)
+            if found.st_mtime > limit:
+                return None
+            size += 0 if entry.is_dir(follow_symlinks=False) else found.st_size
     except OSError:  # it is changing
         return None
     return size

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import ClusterError
+from pitools.core.files import remove_tree
 from pitools.store.catalog import refresh
 from pitools.store.manifest import FileEntry
 from pitools.store.publish import TEMPORARY, publish
@@ -101,7 +101,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         gone = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             os.rename(self.path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        remove_tree(gone)
         with contextlib.suppress(OSError):
             for folder in self.made:
                 folder.rmdir()

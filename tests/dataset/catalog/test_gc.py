@@ -260,6 +260,22 @@ def test_unfinished(publish, tmp_path) -> None:
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == [other]
 
 
+def test_folders_of_any_depth(publish, tmp_path) -> None:
+    """Folders that somebody made in a retired version and in an unfinished ingest, 2,000 deep, go with them."""
+    version, begun = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
+    retire(version)
+    begun.mkdir(parents=True)
+    for top in (version, begun):
+        folders = [os.open(top, os.O_RDONLY)]
+        for _ in range(2000):
+            os.mkdir("d", dir_fd=folders[-1])
+            folders.append(os.open("d", os.O_RDONLY, dir_fd=folders[-1]))
+            os.close(folders.pop(0))
+        os.close(folders.pop())
+    assert {state for state, _ in run(tmp_path).values()} == {"removed"}
+    assert [path.exists() for path in (version, begun, tmp_path / catalog.TRASH)] == [False] * 3
+
+
 def test_link_is_left(publish, tmp_path) -> None:
     """A version that is a link to elsewhere is not followed."""
     real = publish(tmp_path / "else", "x")
