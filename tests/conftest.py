@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "scripts"))  # the parts of devcluster are no package of ours
@@ -18,6 +19,9 @@ from devcluster_parts import sites  # noqa: E402
 from devcluster_parts.layout import DEFAULT_ROOT, Layout, Settings  # noqa: E402
 
 from pitools.core import trust  # noqa: E402
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes there shows nothing
+settings.load_profile("any machine")
 
 CLUSTERS = Path(os.environ.get("PIT_DEVCLUSTER") or DEFAULT_ROOT)
 

@@ -53,7 +53,8 @@ def _entry_point(name: str) -> importlib.metadata.EntryPoint:
 def provenance(name: str) -> dict[str, str]:
     """What a function was: its name, its distribution and version where it has one, and a digest of its module's
     source, which holds whatever helpers it has there. Raises ConfigError."""
-    module = sys.modules.get(getattr(find(name), "__module__", "") or "")
+    given = name.partition(":")[0] if ":" in name else _entry_point(name).module
+    module = sys.modules.get(getattr(find(name), "__module__", None) or given)  # NumPy's ufuncs name none before 2.1
     file = Path(getattr(module, "__file__", None) or "")
     owners = importlib.metadata.packages_distributions().get(getattr(module, "__name__", "").partition(".")[0], [])
     if ":" not in name and (owner := _entry_point(name).dist) is not None:
