@@ -76,7 +76,7 @@ def test_missing_value(lerobot, whole) -> None:
     table = pq.read_table(path)
     values = [[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     at = table.column_names.index("action")
-    pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32(), 3))), path)
+    pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32()))), path)
     with pytest.raises(DataError, match="a value is missing") as caught:
         whole(layouts.scan(made.path, "auto").episodes[0])
     assert caught.value.where == f"{path}: action: row 0"
