@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ sys.path.insert(0, str(REPO / "scripts"))  # the parts of devcluster are no pack
 
 from devcluster_parts import sites  # noqa: E402
 from devcluster_parts.layout import DEFAULT_ROOT, Layout, Settings  # noqa: E402
+from devcluster_parts.tools import PACKAGES, search_path  # noqa: E402
 
 from pitools.core import trust  # noqa: E402
 
@@ -28,7 +30,7 @@ CLUSTERS = Path(os.environ.get("PIT_DEVCLUSTER") or DEFAULT_ROOT)
 
 def _up(name: str) -> bool:
     conf = CLUSTERS / name / "slurm.conf"
-    if not conf.is_file():
+    if not os.access(conf, os.R_OK) or conf.stat().st_uid != os.geteuid():  # another's has no account for us
         return False
     trust.check(conf, "slurm.conf")  # sinfo loads the plugins that it names
     try:
@@ -66,10 +68,34 @@ def clusters() -> Path:
     """The root folder of the running development clusters; skips without them, or fails where they are required."""
     if _up("alpha") and _up("beta"):
         return CLUSTERS
-    reason = "the development clusters are not up (scripts/devcluster up; needs root and Debian's Slurm packages)"
-    if os.environ.get("PIT_REQUIRE_SLURM"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return _without_slurm("the development clusters are not up: scripts/devcluster up")
+
+
+@pytest.fixture(scope="session")
+def slurm_installed() -> None:
+    """Skips what starts Slurm's daemons itself where there are none, or fails where they are required."""
+    if missing := [program for program in PACKAGES if shutil.which(program, path=search_path()) is None]:
+        _without_slurm(f"{missing[0]} is not installed")
+
+
+def _without_slurm(reason: str) -> NoReturn:
+    (pytest.fail if os.environ.get("PIT_REQUIRE_SLURM") else pytest.skip)(f"needs Slurm: {reason}")
+
+
+@pytest.fixture(scope="session")
+def as_root() -> None:
+    """Skips what only root can do: mount, give files away, act as another user."""
+    if os.geteuid():
+        pytest.skip("needs root")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests were skipped for want of root or Slurm."""
+    reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    needs = {word: sum(f"needs {word}" in reason for reason in reasons) for word in ("root", "Slurm")}
+    if any(needs.values()):
+        said = " and ".join(f"{count} need {word}" for word, count in needs.items())
+        terminalreporter.write_line(f"Of the tests {said}: they were skipped.")
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ def protected(step_dir: Path) -> Iterator[None]:
     if os.geteuid():
         (step_dir / "manifest.json").chmod(0o444)
         yield
+        (step_dir / "manifest.json").chmod(0o644)
         return
     for options in (["--bind", str(step_dir)], ["-o", "remount,bind,ro"]):
         assert proc.run(["mount", *options, str(step_dir)], timeout_s=10).code == 0

@@ -116,7 +116,7 @@ def test_drainer(folder: Path, save: Save, local: Path) -> None:
         drainer.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+@pytest.mark.usefixtures("as_root")
 def test_shared_folder_is_away_for_a_while(tmp_path: Path, save: Save, local: Path) -> None:
     """While the shared folder is read-only nothing local goes, and the wait says why; afterwards all is copied."""
     place = tmp_path / "shared"

@@ -66,7 +66,7 @@ def test_what_is_not_ours(folder: Path, save: Save, tmp_path: Path) -> None:
     assert not (folder / owner.FILE_NAME).exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+@pytest.mark.usefixtures("as_root")
 def test_folder_of_another_user() -> None:
     """A user is not to go on in a folder of somebody else's, even where everybody may write."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:

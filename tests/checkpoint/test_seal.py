@@ -16,7 +16,7 @@ from pitools.core.errors import ClusterError, DataError, NoSpace, UsageError
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
 from tests.checkpoint.kills import killed
 
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+AS_ROOT = pytest.mark.usefixtures("as_root")
 FIELDS = {"format": "files", "run": RUN, "model": MODEL, "world_size": 1}
 
 

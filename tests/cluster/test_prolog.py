@@ -73,10 +73,8 @@ def wait_until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cluster(repo: Path) -> Iterator[Cluster]:
+def cluster(slurm_installed: None, repo: Path) -> Iterator[Cluster]:
     """Two nodes whose slurm.conf names the script for both ends of a job."""
-    if not shutil.which("slurmd", path=f"{os.environ['PATH']}:/usr/sbin"):
-        (pytest.fail if os.environ.get("PIT_REQUIRE_SLURM") else pytest.skip)("Slurm is not installed")
     with tempfile.TemporaryDirectory(prefix="dcp", dir="/var/tmp") as name:
         folder, root = Path(name), Path(name) / "r"
         hook = folder / "hook"
@@ -170,6 +168,7 @@ def test_a_broken_configuration_drains_no_node(nodes: Cluster, config: str):
     assert wait_until(lambda: set(nodes.states().values()) == {"idle"}), nodes.states()
 
 
+@pytest.mark.usefixtures("as_root")
 def test_a_read_only_disk_drains_the_node_and_says_why(nodes: Cluster):
     """Only the node whose disk it is; its log has the reason, and when it is mended jobs run there again."""
     disk = nodes.folder / "nvme" / "delta02"

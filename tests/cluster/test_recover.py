@@ -138,7 +138,7 @@ def test_scancel_is_the_end(made: Callable[..., dict[str, Any]], pit: Pit, alpha
     assert json.loads(done.stdout)["action"] == "over"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may end what is another user's")
+@pytest.mark.usefixtures("as_root")
 def test_a_run_of_another_user_ends_no_job_of_ours(
     made: Callable[..., dict[str, Any]], pit: Pit, alpha: Client
 ) -> None:

@@ -43,23 +43,25 @@ def test_what_is_ours_alone_is_taken(conf: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646, 0o664])
-def test_a_file_that_others_may_write_is_refused(conf: Path, mode: int) -> None:
+def test_a_file_that_others_may_write_is_refused(conf: Path, mode: int, request: pytest.FixtureRequest) -> None:
     """By everybody, or by a group that is more than its owner."""
     if os.geteuid() == 0:
         os.chown(conf, 0, STRANGER)
     elif mode == 0o664:
-        pytest.skip("only root gives a file another group")
+        request.getfixturevalue("as_root")
     conf.chmod(mode)
     assert refused(conf) == str(conf)
 
 
 @pytest.mark.parametrize(("mode", "ok"), [(0o777, False), (0o1777, True), (0o775, False), (0o1775, True)])
-def test_a_folder_on_the_way_must_keep_its_entries(conf: Path, mode: int, ok: bool) -> None:
+def test_a_folder_on_the_way_must_keep_its_entries(
+    conf: Path, mode: int, ok: bool, request: pytest.FixtureRequest
+) -> None:
     """Sticky ones do, for entries of their owner; a group's is taken where the site trusts the group."""
     if os.geteuid() == 0:
         os.chown(conf.parent, 0, STRANGER)
     elif mode & 0o020 and not mode & 0o002:
-        pytest.skip("only root gives a folder another group")
+        request.getfixturevalue("as_root")
     conf.parent.chmod(mode)
     if ok:
         trust.check(conf, "conf")
@@ -76,7 +78,7 @@ def test_a_folder_to_make_something_in_may_be_sticky(conf: Path) -> None:
     assert refused(conf.parent, inside=True) == str(conf.parent)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.usefixtures("as_root")
 def test_a_group_is_trusted_with_folders_where_that_is_said(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another's folder of a group of ours, open to it: above, never the thing itself; nor out of a folder like /tmp."""
     os.chown(conf.parent, STRANGER, STRANGER)
@@ -92,7 +94,7 @@ def test_a_group_is_trusted_with_folders_where_that_is_said(conf: Path, monkeypa
     assert refused(conf, group_above=True) == str(conf.parent)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("of", ["file", "folder", "link"])
 def test_what_belongs_to_another_is_refused(conf: Path, of: str) -> None:
     """The file, a folder on the way, or a link on the way, whose owner could point it elsewhere."""
@@ -103,7 +105,7 @@ def test_what_belongs_to_another_is_refused(conf: Path, of: str) -> None:
     assert refused(link) == str(at)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.usefixtures("as_root")
 def test_a_trusted_account_is_as_good_as_root(conf: Path) -> None:
     """`also` names one; a name that is no account's trusts nobody."""
     os.chown(conf, 1, -1)  # daemon

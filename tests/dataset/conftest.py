@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -98,17 +97,17 @@ def oracle() -> Callable[[list[Path]], dict[str, np.ndarray]]:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a tmpfs with these options, for a disk that is full or read-only; skips where that is not permitted."""
+def mounted(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a tmpfs with these options, for a disk that is full or read-only; skips where even root may not."""
     points: list[Path] = []
 
     def mount(options: str) -> Path:
         point = tmp_path / f"mount{len(points)}"
         point.mkdir()
         argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(point)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False) if os.geteuid() == 0 else None
-        if done is None or done.returncode != 0:
-            pytest.skip(f"mount is not permitted here: {done.stderr.strip() if done else 'not root'}")
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
         points.append(point)
         return point
 

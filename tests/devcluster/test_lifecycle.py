@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,15 +18,10 @@ from pathlib import Path
 import pytest
 from devcluster_parts import search
 from devcluster_parts.process import is_alive, read_record
-from devcluster_parts.tools import PACKAGES, search_path
+from devcluster_parts.tools import search_path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "devcluster"
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(
-        any(shutil.which(program, path=search_path()) is None for program in PACKAGES), reason="Slurm is not installed"
-    ),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm_installed")]
 
 
 @pytest.fixture

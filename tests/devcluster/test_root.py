@@ -93,7 +93,7 @@ def test_a_parent_in_which_anyone_may_replace_it_is_refused(tmp_path):
     assert claim(parent / "dc")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.usefixtures("as_root")
 def test_a_folder_of_another_user_is_refused(tmp_path):
     """Somebody else may have made the fixed path before us."""
     folder = tmp_path / "dc"

@@ -209,7 +209,7 @@ def test_two_local_runs_of_one_process_id(run: Path, tmp_path: Path, monkeypatch
         assert list(due) == [(run, "FAILED")]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may end what is another user's")
+@pytest.mark.usefixtures("as_root")
 def test_a_run_of_another_user_ends_no_process_of_ours(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -439,7 +439,7 @@ def test_a_forked_child_reads_on(version: Path, url: str, root: Path, switch: Sw
     assert np.array_equal(images(remote), expected)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.usefixtures("as_root")
 def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Switch):
     """Another user who listens where the process that fetches would could answer with any bytes."""
     (root / ".locks").mkdir(parents=True)

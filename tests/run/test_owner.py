@@ -29,7 +29,7 @@ def test_a_run_is_made_where_nobody_can_exchange_it(tmp_path: Path, access: str,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+@pytest.mark.usefixtures("as_root")
 def test_a_group_s_folder_of_runs_is_taken_where_the_site_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

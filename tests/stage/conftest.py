@@ -79,8 +79,8 @@ def program() -> list[str]:
 
 
 @pytest.fixture
-def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a tmpfs of the given options; skips where that is not permitted."""
+def tmpfs(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a tmpfs of the given options; skips where even root may not."""
     mounted: list[Path] = []
 
     def mount(options: str) -> Path:

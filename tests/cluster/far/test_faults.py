@@ -173,13 +173,12 @@ def test_cut_in_the_middle_of_a_stream(
 
 
 @pytest.fixture
-def full(far_side: Any) -> Iterator[Path]:
+def full(as_root: None, far_side: Any) -> Iterator[Path]:
     """A disk of 12 MiB there."""
     disk = far_side.root / "disk"
     disk.mkdir(exist_ok=True)
     words = ["/usr/bin/mount", "-t", "tmpfs", "-o", "size=12m,mode=777", "none", str(disk)]
-    if subprocess.run(words, check=False).returncode:
-        pytest.skip("only root may mount a disk")
+    subprocess.run(words, check=True)
     yield disk
     subprocess.run(["/usr/bin/umount", str(disk)], check=True)
 

@@ -146,12 +146,11 @@ def test_nodes_that_cannot_be_reserved(
     assert [job.state for job in alpha.jobs(name=name, all_states=True)] == ["CANCELLED"]
 
 
+@pytest.mark.usefixtures("as_root")
 def test_this_side_sees_nothing_of_that_side(
     site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, make_dataset: Any, tmp_path: Path
 ) -> None:
     """The same where the far root is hidden from every process here, and these files from everybody there."""
-    if os.geteuid():
-        pytest.skip("only root may hide a folder")
     version = make_dataset([1000])
     plan = make_plan(command='wc -c < "$PIT_DATA_PICK/a/0"; echo $PIT_RANK', data={"pick": str(version)})
     (tmp_path / "site.json").write_bytes(msgspec.json.encode(site))

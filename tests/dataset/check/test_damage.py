@@ -77,6 +77,7 @@ def changed(path: Path, change: Callable[[bytearray], object]) -> Iterator[None]
     data = bytearray(before)
     change(data)
     assert data != before
+    path.chmod(0o644)  # a staged copy is read-only
     path.write_bytes(data)
     yield
     path.write_bytes(before)

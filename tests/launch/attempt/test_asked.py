@@ -67,6 +67,7 @@ def test_a_controller_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: py
     assert patient.until_slurm_answers(600.0)
 
 
+@pytest.mark.usefixtures("as_root")
 def test_a_folder_that_is_read_only_is_waited_for(tmp_path: Path) -> None:
     """Until it takes a file again; what waiting cannot help is told at once."""
     place = tmp_path / "shared"

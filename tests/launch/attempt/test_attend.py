@@ -251,6 +251,7 @@ def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) 
     assert [path.name for path in (attempt / "silent").iterdir()] == ["n1.json"]
 
 
+@pytest.mark.usefixtures("as_root")
 def test_storage_that_goes_does_not_hide_the_code(attempt: Path) -> None:
     """A run's folder that is read-only when the step has ended: its code is told all the same."""
     place = attempt.parent.parent

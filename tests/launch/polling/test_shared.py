@@ -109,15 +109,16 @@ def test_who_knows_enough_does_not_wait(squeue: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["writable", "link", "file", "another's"])
-def test_a_folder_of_somebody_else_is_refused(home: Path, squeue: Path, harm: str) -> None:
+def test_a_folder_of_somebody_else_is_refused(
+    home: Path, squeue: Path, harm: str, request: pytest.FixtureRequest
+) -> None:
     """What lies there could say that a job has ended: it is neither read nor written, and nobody is asked."""
     path = home / "cache" / "pitools" / "polling"
     polling.ask(Site(name="x"), ["4"])
     if harm == "writable":
         path.chmod(0o770)
     elif harm == "another's":
-        if os.geteuid():
-            pytest.skip("only root can give a folder away")
+        request.getfixturevalue("as_root")
         os.chown(path, 65534, 65534)
     else:
         os.rename(path, home / "moved")
@@ -144,10 +145,9 @@ def test_files_are_its_owners_alone_and_links_are_not_followed(home: Path, squeu
     assert calls(squeue) == 2
 
 
+@pytest.mark.usefixtures("as_root")
 def test_on_a_full_disk_nobody_is_asked_without_end(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a question costs cannot be written down: it is not asked, and the error says what to do."""
-    if os.geteuid():
-        pytest.skip("needs a mount of its own, hence root")
     full = squeue.parent.parent / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(full)], check=True)

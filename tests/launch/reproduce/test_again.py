@@ -105,7 +105,7 @@ def test_every_difference_is_told(
     assert "a/binary and b/binary differ" in patch
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+@pytest.mark.usefixtures("as_root")
 def test_a_run_of_another_user_is_not_run_as_us(make_run: MakeRun) -> None:
     """Not by root either: it is refused, as whose it is, and a copy is run again by whoever answers for it."""
     run = make_run("r-1", entry="loop:main")

@@ -25,8 +25,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(params=["ext4", "xfs"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own, on a sparse file; skips where that is not permitted."""
+def disk(as_root: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own, on a sparse file; skips where even root may not mount it."""
     image, place = tmp_path / "image", tmp_path / "disk"
     place.mkdir()
     image.touch()

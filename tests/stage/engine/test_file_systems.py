@@ -20,7 +20,7 @@ MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btr
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+def disk(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Makes and mounts a file system of a kind in a file, where this machine allows it."""
     mounted: list[Path] = []
 

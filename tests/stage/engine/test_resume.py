@@ -78,7 +78,7 @@ def test_a_file_of_another_version_is_never_written_through(make_dataset, build,
     assert findings(older) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user")
+@pytest.mark.usefixtures("as_root")
 def test_what_was_linked_is_gone_on_with_by_who_is_not_root(build, tmp_path: Path, shards):
     """A read-only file that an interrupted copy left is begun anew, though only root could write to it."""
     for folder in (tmp_path, *tmp_path.parents[:2]):
@@ -110,7 +110,7 @@ def as_user(work: Callable[[], object], user: int) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+@pytest.mark.usefixtures("as_root")
 def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A disk with room for the rest of a large file is enough to go on, and what was there is not counted as copied,
     nor as written of the room that is reserved, but as done in the progress.

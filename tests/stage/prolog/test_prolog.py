@@ -25,7 +25,7 @@ from pitools.stage.prolog import hold as holding
 from pitools.stage.prolog.check import Root, judge, place
 from pitools.stage.prolog.hold import MAX_SETS, Job, watch
 
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user, or mount")
+AS_ROOT = pytest.mark.usefixtures("as_root")
 NOBODY = 65534
 JOB = Job(id=77, uid=os.geteuid(), gid=os.getegid(), user="ada", node="n01", cluster="alpha", end=float("inf"))
 
@@ -94,7 +94,7 @@ def node(repo: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def mount() -> Iterator[Callable[..., None]]:
+def mount(as_root: None) -> Iterator[Callable[..., None]]:
     """Mounts tmpfs on folders, with options, and remounts them."""
     mounted: list[Path] = []
 

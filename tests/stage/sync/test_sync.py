@@ -524,7 +524,7 @@ def test_bookkeeping_is_no_set(site: Site):
     assert [item.version for item in items(site.root)] == [version]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+@pytest.mark.usefixtures("as_root")
 def test_another_users_root_is_refused(site: Site):
     """A service account's policy does not write into a folder that a user put in its way."""
     site.put("pick")
