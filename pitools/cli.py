@@ -144,10 +144,12 @@ def _whose(path: str) -> str:
     """Who could allow it: the owner of what can be seen of a path."""
     from pathlib import Path
 
+    from pitools.core.trust import user_name
+
     for at in (Path(path), *Path(path).parents):
         try:
-            return f"{at} is {at.owner()}'s: ask them, or do it as them"
-        except (OSError, KeyError):  # not to be seen, or of nobody that is known here
+            return f"{at} is {user_name(at.stat().st_uid)}'s: ask them, or do it as them"
+        except OSError:  # not to be seen
             continue
     return ""
 

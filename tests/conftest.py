@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -87,6 +88,16 @@ def as_root() -> None:
     """Skips what only root can do: mount, give files away, act as another user."""
     if os.geteuid():
         pytest.skip("needs root")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Has this process, and those that it starts, end by Ctrl-C and a lost terminal, which `&` and nohup ignore."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

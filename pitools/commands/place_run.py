@@ -33,18 +33,17 @@ def run(
     ctx: click.Context, requests: tuple[str, ...], sites: tuple[str, ...], owner: str | None, wait: bool, form: str
 ) -> None:
     """Put REQUESTS (TOML files, or - for names of such files on stdin) in the queue that several sites serve."""
-    import getpass
-
     from pitools.core.output import Output
     from pitools.place.estimate import survey
     from pitools.place.queue import folder as queue
     from pitools.place.queue import follow, view
+    from pitools.site import template
 
     place = queue.root()
     known = _sites(sites)
     wanted = [_checked(path, known) for path in _paths(requests)]
     survey.refuse_what_never_fits([request for request, _, _ in wanted], known)
-    who = owner or getpass.getuser()
+    who = owner or template.fill("{user}")
     jobs = queue.add(place, [queue.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
     seen = view.sites(place)
     rows = [view.row_of(job, seen) for job in jobs]

@@ -40,7 +40,7 @@ def check(
         of_group = may_be_group_s and not open_above and found.st_gid in _groups()
         hint = f"; {otherwise}" if otherwise and not group_above and found.st_gid in _groups() else ""
         if found.st_uid not in users and not of_group:
-            user = _name(found.st_uid)
+            user = user_name(found.st_uid)
             hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
             raise _refused(path, what, at, f"belongs to user {user} (expected you or root)", hint)
         if stat.S_ISLNK(found.st_mode):
@@ -130,7 +130,8 @@ def _groups() -> set[int]:
     return {os.getegid(), *os.getgroups()}
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """A user's name, or their number where no name is known, as in many containers."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core import clock, trust
 from pitools.core.errors import DataError, UsageError
 from pitools.core.files import os_error, plain_file, write_atomic
 from pitools.core.record import Record, decode_json
@@ -58,11 +57,7 @@ def now() -> datetime:
 
 def author() -> str:
     """Who is doing this, as `user@host`."""
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container may have no name for the number
-        user = str(os.geteuid())
-    return f"{user}@{os.uname().nodename}"
+    return f"{trust.user_name(os.geteuid())}@{os.uname().nodename}"
 
 
 def catalog_dir(root: Path, name: str) -> Path:

@@ -63,13 +63,22 @@ def this_host() -> Host:
     if address != LOOPBACK:
         what = f"the host's name {name} leads to {address}; Slurm would listen there, trusting anyone, or not work"
         raise Problem(what, where="/etc/hosts", hint=f"put first into /etc/hosts: {LOOPBACK} {name}")
-    return Host(name=name.partition(".")[0], user=pwd.getpwuid(os.geteuid()).pw_name)
+    return Host(name=name.partition(".")[0], user=_user()[0])
 
 
 def environment(**more: str) -> dict[str, str]:
     """A daemon's environment: nothing of the caller's but the PATH and the home folder."""
-    user = pwd.getpwuid(os.geteuid())
-    return {"PATH": search_path(), "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C.UTF-8", **more}
+    name, home = _user()
+    return {"PATH": search_path(), "HOME": home, "USER": name, "LANG": "C.UTF-8", **more}
+
+
+def _user() -> tuple[str, str]:
+    """This user's name and home; in a container that knows no names their number."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return str(os.geteuid()), "/"
+    return user.pw_name, user.pw_dir
 
 
 def run(argv: Sequence[str], *, root: Path, limit_s: float, told: str = "", **env: str) -> Said:

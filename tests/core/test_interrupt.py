@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pitools.core.interrupt import held_back
+
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 # Jobs in forks of itself, in each of which Ctrl-C comes when the main thread has just taken its n-th lock of a
 # condition, and says how each ended: 130 where Ctrl-C was heard, 0 where there were fewer locks.
@@ -53,14 +54,6 @@ for number in range(1000):
     if code != 130:
         break
 """
-
-
-@pytest.fixture(autouse=True)
-def _usual() -> Iterator[None]:
-    """Ctrl-C as it is in a terminal, also where these tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(reached: list[str], error: Exception | None = None) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from pitools import cli
+from pitools.core import trust
 from pitools.core.errors import ClusterError, DataError, PitError, UsageError
 from pitools.launch import local, logs, status, watching
 from pitools.launch import plan as planning
@@ -310,7 +311,7 @@ def test_what_may_not_be_read_says_whose_it_is(
 
     monkeypatch.setattr(sys, "argv", ["pit"])
     assert cli.run(refused, "pit") == 4
-    assert f"next:  {tmp_path} is {tmp_path.owner()}'s: ask them" in capsys.readouterr().err
+    assert f"next:  {tmp_path} is {trust.user_name(os.geteuid())}'s: ask them" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_is_no_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,6 +420,7 @@ def test_bwlimit(make_dataset, root: Path, pit_stage: Cli):
     assert 0.3 < records(out)[0]["wall_s"] < 10
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_is_stopped_and_goes_on(
     tmp_path: Path, root: Path, program: list[str], pit_stage: Cli, number: signal.Signals, code: int

@@ -23,6 +23,7 @@ def test_a_plan_says_what_run_would_copy_and_changes_nothing(small: Path, tmp_pa
     assert plan.path == path
     (plan,) = planning.plan([Work(load(small), root)])
     assert (plan.state, plan.copy_bytes) == ("present", 0)
+    (Path(path) / "zarr.json").chmod(0o644)
     os.truncate(Path(path) / "zarr.json", 1)
     (plan,) = planning.plan([Work(load(small), root)])
     assert (plan.state, plan.copy_bytes) == ("damaged", plan.bytes)

@@ -72,6 +72,7 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
         file.unlink()
         file.symlink_to(small / "images/c/0/0")
     elif damage in ("short", "long"):
+        file.chmod(0o644)
         os.truncate(file, {"short": 10, "long": 4 << 20}[damage])
     elif damage == "fifo":
         (final / "actions/c/1").unlink()
@@ -169,6 +170,7 @@ def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root:
 def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residue):
     """Jobs that still read it lose nothing before there is something better."""
     final = Path(stage(load(small), root).path)
+    (final / "actions/c/0").chmod(0o644)
     os.truncate(final / "actions/c/0", 1)
     flip(small / "images/c/0/0")
     with pytest.raises(DataError):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pitools.core.errors import ClusterError, TryLater
 from pitools.core.files import os_error
+from pitools.core.trust import user_name
 
 # A file system without locks: verdicts are safe without one, for only one can make the file; so are submissions, for
 # two of one number have one name, and of such jobs one has leave to run.
@@ -90,8 +91,6 @@ def others(folder: Path, what: str) -> ClusterError:
 def owner(path: Path) -> str:
     """The name of a folder's user, or their number."""
     try:
-        return path.owner()
-    except KeyError:
-        return str(path.stat().st_uid)
+        return user_name(path.stat().st_uid)
     except OSError:
         return "somebody else"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 import stat
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pitools.core import trust
 from pitools.core.errors import ClusterError
 from pitools.launch.recover import exclusions
 from pitools.launch.recover.lock import held
@@ -85,7 +85,7 @@ def test_a_run_of_somebody_else_is_called_that() -> None:
             os.seteuid(65534)
         with pytest.raises(ClusterError, match="run x is") as caught, held(folder / ".lock", "run x"):
             pass
-        assert (pwd.getpwuid(folder.stat().st_uid).pw_name in caught.value.what, "why" in caught.value.hint) == (
+        assert (trust.user_name(folder.stat().st_uid) in caught.value.what, "why" in caught.value.hint) == (
             True,
             True,
         )

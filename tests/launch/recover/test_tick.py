@@ -141,6 +141,7 @@ def test_a_folder_that_cannot_be_written_does_not_hide_the_others(runs: Runs, cl
     assert (runs.root / "t-2" / ".missed.100").exists()
 
 
+@pytest.mark.usefixtures("as_root")
 def test_the_run_of_another_user(runs: Runs, cluster: Cluster) -> None:
     """What it would submit would run as whoever ticks: it is passed over, and who asks for it by name is told."""
     for name in ("t-1", "t-2"):

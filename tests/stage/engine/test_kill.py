@@ -53,6 +53,7 @@ def await_first_bytes(root: Path, process: subprocess.Popen[str]) -> None:
     pytest.fail(f"it ended before it could be interrupted: {process.communicate()}")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_interrupted_copy_goes_on_where_it_stopped(
@@ -158,6 +159,7 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
     assert findings == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_waiting_process_can_be_interrupted(shards: Path, tmp_path: Path, program, residue):
     """It says who it waits for and how far that is; Ctrl-C for it does not touch the one that copies."""
     root = tmp_path / "pit"

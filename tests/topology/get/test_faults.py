@@ -177,16 +177,12 @@ def test_signals_are_met_as_ctrl_c_is() -> None:
 
 
 @pytest.fixture
-def followed(bench: Bench, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def followed(interruptible: None, bench: Bench, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`pit topology run --by nodelist` of a job that somebody holds, after its first choice; and the job's id."""
     (tmp_path / "job.sh").write_text(SCRIPT.replace("-t 2", "-t 2 --hold"))
     pit = [str(Path(sys.executable).with_name("pit")), "topology", "run", str(tmp_path / "job.sh"), "--site", "alpha"]
     argv = [*pit, "--nodes", "2", "--by", "nodelist"]
-    # A test run in the background may ignore some, which its children would inherit.
-    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for each, handler in before.items():
-        signal.signal(each, handler)
     assert process.stderr
     job = process.stderr.readline().split()[2].strip(":")
     bench.made.append(job)
