@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from pitools.core import proc
 from pitools.core.errors import ConfigError, PitError, ToolMissing, nearest
 from pitools.core.record import Record
@@ -18,17 +20,10 @@ from pitools.site.model import Site
 from pitools.site.standalone import text
 from pitools.site.template import fill, templates
 from pitools.slurm.client import Client
-from pitools.slurm.reach import READING, Reach, call
+from pitools.slurm.reach import IS_OPEN, OPEN, READING, Reach, call
 
 _PYTHON_HINT = "name an interpreter, 3.11 or newer, that has pitools, as the nodes see it"
 _MARKER = "??"  # what `pit site probe` leaves for a person to say
-# Of a file and the folders above it those that belong to others, or that others can write to and that are not sticky.
-# One line, as csh, where it is the login shell, takes no other.
-_OPEN = (
-    'p=$(readlink -f "$1"); s=$(id -u slurm 2> /dev/null || echo 0); while [ -n "$p" ]; do find "$p" -maxdepth 0 '
-    "'(' ! -user 0 ! -user \"$(id -u)\" ! -user \"$s\" -o ! -perm -1000 '(' -perm -002 -o -perm -020 ! -group 0 "
-    "! -group \"$(id -g)\" ')' ')' -print; p=${p%/*}; done"
-)
 _HAS_COMMANDS = 'for one in sbatch scontrol sinfo squeue srun; do [ -x "$1/$one" ] && exit; done; exit 1'
 _CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
@@ -153,12 +148,13 @@ def _python(site: Site) -> Iterator[Finding]:
 
 def _live(site: Site) -> Iterator[Finding]:
     slurm = client(site)
+    if site.reach.kind == "ssh" and (open_there := list(_open_there(site, slurm))):
+        yield from open_there  # nothing else is asked: what others can change would run as this user
+        return
     yield from _versions(site, slurm)
     if site.slurm.bin and call(slurm.reach, ["sh", "-c", _HAS_COMMANDS, "pit", site.slurm.bin], env=READING).code:
         problem = f"{site.slurm.bin} holds no command of Slurm: those that a PATH leads to answer"
         yield Finding(site=site.name, key="slurm.bin", problem=problem, hint='bin = "…"; pit site probe finds it')
-    if site.reach.kind == "ssh" and site.slurm.conf:
-        yield from _conf_there(site, slurm)
     partitions = {partition.partition: partition for partition in slurm.partitions()}
     for name, said in site.partitions.items():
         if name not in partitions:
@@ -181,12 +177,14 @@ def _live(site: Site) -> Iterator[Finding]:
             yield Finding(site=site.name, key="accounts", problem=f'you have no account "{account}"', hint=hint)
 
 
-def _conf_there(site: Site, slurm: Client) -> Iterator[Finding]:
-    """Whether others can write the slurm.conf of the far side, as far as a few tools there can tell."""
-    done = call(slurm.reach, ["sh", "-c", _OPEN, "pit", site.slurm.conf], env=READING)
-    for path in done.stdout.splitlines():
-        problem = f"{site.reach.host}:{path} can be written by others, or is another user's (expected you or root)"
-        yield Finding(site=site.name, key="slurm.conf", problem=problem, hint=f"there: chmod go-w {path}")
+def _open_there(site: Site, slurm: Client) -> Iterator[Finding]:
+    """What others can write of the far side's slurm.conf and commands, as far as a few tools there can tell."""
+    bare = msgspec.structs.replace(slurm.reach, env={}, bin="")
+    for key, path in (("slurm.conf", site.slurm.conf), ("slurm.bin", site.slurm.bin)):
+        found = call(bare, ["sh", "-c", OPEN, "pit", path], env=READING).stdout.splitlines() if path else []
+        for one in found:
+            problem = f"{site.reach.host}:{one} {IS_OPEN}"
+            yield Finding(site=site.name, key=key, problem=problem, hint=f"there: chmod go-w {one}")
 
 
 def _versions(site: Site, slurm: Client) -> Iterator[Finding]:

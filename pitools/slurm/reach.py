@@ -50,6 +50,17 @@ _REMOTE = (
     f'case "$v" in {_globs(_OF_MPIRUN)}) unset "$v";; SLURM_CONF|{_globs(_SETTING)}) ;; *) unset "$v";; esac; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
+# Of some files, and of the folders above them, those that are neither this user's nor root's, or that others can write
+# to and that are not sticky, as far as a few tools there can tell. One line: csh, where it is the login shell, takes no
+# other.
+OPEN = (
+    "n=$#; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
+    's=$(id -u slurm 2> /dev/null || echo 0); for f do p=$(readlink -f "$f"); while [ -n "$p" ]; do '
+    'set -- "$@" "$p"; p=${p%/*}; done; done; shift $n; [ $# = 0 ] || find "$@" -maxdepth 0 '
+    "'(' ! -user 0 ! -user \"$u\" ! -user \"$s\" -o ! -perm -1000 '(' -perm -002 -o -perm -020 ! -group 0 "
+    "! -group \"$g\" ')' ')' -print"
+)
+IS_OPEN, _OPEN_CODE = "can be written by others, or is another user's (expected you or root)", 78
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
 # locale. On both streams this line ends them.
 MARK = "\x1e\n"
@@ -87,7 +98,8 @@ def call(
 
     All commands to a host share one connection: see mux.py. stdin: text, or a file or pipe to read. stdout: where the
     output goes instead of into the answer; over ssh what the login says comes first there, and ends with MARK.
-    Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file, or one of others.
+    Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file, or one of others; over
+    ssh as far as a few tools there can tell.
     """
     where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
     elsewhere = {"stdout": stdout} if stdout else {}
@@ -96,7 +108,12 @@ def call(
             given_argv = ssh_argv(reach, argv, env, marked=True, options=mux.options(reach.host))
             with mux.turn(reach.host):
                 done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
-            return done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
+            done = done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
+            said = done.stderr.strip().rpartition("\n")[2]
+            if done.code == _OPEN_CODE and said.endswith(IS_OPEN):
+                hint = f"it would decide what runs as you; there: chmod go-w {said.removesuffix(IS_OPEN).strip()}"
+                raise ConfigError(said, where=where, hint=hint)
+            return done
         given = {**conf(reach), **path(reach), **reach.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
         return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin, **elsewhere)
@@ -116,6 +133,10 @@ def ssh_argv(
     """
     settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
     script = _MARKED if marked else _REMOTE
+    if files := [file for file in (reach.env.get("SLURM_CONF", ""), reach.bin) if file]:
+        # What the site file names, as here: its plugins and commands would run as this user.
+        said = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_OPEN}" >&2; '
+        script = f"o() {{ {OPEN}; }}; {said}exit {_OPEN_CODE}; }}; {script}"
     if reach.bin:
         script = f"PATH={shlex.quote(reach.bin)}:$PATH; export PATH; {script}"
     remote = shlex.join(["sh", "-c", script, "sh", *settings, *argv])

@@ -40,7 +40,7 @@ case "$host" in
   noclock) sh -c "$last" | sed '2s/.*/soon/' ;;
   drip) yes | while read -r y; do printf '\036'; sleep 0.05; done ;;
   slow) case "$last" in *sbatch*) exec sleep 60 ;; esac; exec sh -c "$last" ;;
-  wrong) exec sh -c "$(printf %s "$last" | sed s,/alpha/slurm.conf,/beta/slurm.conf,)" ;;
+  wrong) exec sh -c "$(printf %s "$last" | sed s,/alpha/slurm.conf,/beta/slurm.conf,g)" ;;
   liar) sh -c "$last" 2> {folder}/err.$$; rc=$?
         sed 's/on nodes [^ ]*/on nodes evil[1-9]/' {folder}/err.$$ >&2; exit $rc ;;
   late) sh -c "$last" 2> {folder}/err.$$; rc=$?

@@ -134,6 +134,28 @@ def test_a_folder_of_commands_comes_before_the_path(far_end: Reach, host: str, t
             path.chmod(0o755)
 
 
+@pytest.mark.parametrize("which", ["conf", "bin"])
+def test_what_others_can_write_there_is_not_used(far_end: Reach, tmp_path: Path, which: str) -> None:
+    """A far slurm.conf, or folder of commands, that others can change: nothing runs, and the path is named."""
+    folder = tmp_path / "o'p $t" / "etc"
+    folder.mkdir(parents=True)
+    (folder / "slurm.conf").touch(0o644)
+    far = {"env": {"SLURM_CONF": str(folder / "slurm.conf")}} if which == "conf" else {"bin": str(folder)}
+    reach = Reach(host="login", timeout_s=10, **far)  # type: ignore[arg-type]
+    argv = ["touch", str(tmp_path / "ran")]
+    for path in (folder / "slurm.conf", folder, folder.parent):
+        was = path.stat().st_mode
+        path.chmod(0o777)
+        if which == "conf" or path.is_dir():
+            with pytest.raises(ConfigError, match="can be written by others") as caught:
+                call(reach, argv, env={})
+            assert str(path) in caught.value.what
+            assert not (tmp_path / "ran").exists()
+        path.chmod(was)
+    assert call(reach, argv, env={}).code == 0
+    assert (tmp_path / "ran").exists()
+
+
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
     """A script on stdin arrives; a command's own 255 is not taken for a failure of ssh."""
     assert call(far_end, ["cat"], env={}, stdin="#!/bin/sh\n'é'\n").stdout == "#!/bin/sh\n'é'\n"
