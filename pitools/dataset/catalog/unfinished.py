@@ -13,6 +13,7 @@ from pitools.core.files import below, remove_tree
 from pitools.store import catalog
 from pitools.store.publish import TEMPORARY
 
+_TOO_DEEP = (errno.ENAMETOOLONG,)  # for an ingest to be at work there
 # An ingest that is at work writes more often than this, whatever grace is given.
 IDLE_S = 600
 # As an ingest or a rebuild names its folder. Others may keep something in a folder of that name, too.
@@ -44,8 +45,13 @@ def _abandoned(path: Path, limit: float) -> int | None:
     try:
         if path.is_symlink() or not path.is_dir() or path.stat().st_mtime > limit:
             return None
-        for entry in below(path, passed=(errno.ENAMETOOLONG,)):  # where no ingest is at work
-            found = entry.stat(follow_symlinks=False)
+        for entry in below(path, passed=_TOO_DEEP):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _TOO_DEEP:
+                    continue
+                raise
             if found.st_mtime > limit:
                 return None
             size += 0 if entry.is_dir(follow_symlinks=False) else found.st_size

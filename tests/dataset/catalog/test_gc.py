@@ -261,13 +261,14 @@ def test_unfinished(publish, tmp_path) -> None:
 
 
 def test_folders_of_any_depth(publish, tmp_path) -> None:
-    """Folders that somebody made in a retired version and in an unfinished ingest, 2,000 deep, go with them."""
+    """Folders that somebody made in a retired version and in an unfinished ingest go with them, also where they are
+    deeper than a recursion or a path can be."""
     version, begun = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
     retire(version)
     begun.mkdir(parents=True)
-    for top in (version, begun):
+    for top, depth in ((version, 1100), (begun, 2100)):
         folders = [os.open(top, os.O_RDONLY)]
-        for _ in range(2000):
+        for _ in range(depth):
             os.mkdir("d", dir_fd=folders[-1])
             folders.append(os.open("d", os.O_RDONLY, dir_fd=folders[-1]))
             os.close(folders.pop(0))
