@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import hosts, units
-from pitools.core.errors import ConfigError
+from pitools.core.errors import ConfigError, UsageError
 from pitools.core.record import Record
 from pitools.launch.attempt import notice
 from pitools.launch.request import Request
@@ -107,7 +107,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         site=site.name,
         request=request,
         job=job,
-        data=tuple(_staged(name, source, site) for name, source in request.data.items()),
+        data=tuple(_staged(name, source, site, where) for name, source in request.data.items()),
         runs=str(Path(fill(site.paths.runs)).absolute()),
         nvme=site.paths.nvme,
         python=site.paths.python or sys.executable,
@@ -169,11 +169,16 @@ def _fits_gpu(request: Request, partition: Partition, name: str, where: str) -> 
         raise ConfigError(what, where=where, hint="choose another partition")
 
 
-def _staged(name: str, source: str, site: Site) -> Staged:
+def _staged(name: str, source: str, site: Site, where: str) -> Staged:
+    """Return the version that a request's `data.NAME` is. Raises ConfigError where it is none, DataError, and as its
+    file system does."""
     path = Path(source)
     if not is_there(path) and site.paths.data and not path.is_absolute():
         path = Path(fill(site.paths.data)) / source
-    folder = find_folder(path)
+    try:
+        folder = find_folder(path)
+    except UsageError as error:  # of a command line, where it would stand on one
+        raise ConfigError(f'data.{name} = "{source}": {error}', where=where, hint=error.hint) from error
     held, raw = manifest.load(folder)
     return Staged(name=name, source=str(folder), version=manifest.version(raw), bytes=held.total_bytes)
 

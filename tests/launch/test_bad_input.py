@@ -78,11 +78,15 @@ def test_an_entry_point_that_does_not_import(
 
 
 def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
-    """Exit 5 for a folder without a manifest, 3 for a name left open."""
+    """Exit 5 for a folder without a manifest, 3 for a name left open, and for one of nothing, with its key."""
     (tmp_path / "empty").mkdir()
     wanted = GOOD + '[data]\ndemo = ""\n'
     assert "not a dataset" in refused(wanted, 5, "--data", f"demo={tmp_path / 'empty'}")
     assert 'dataset "demo" has no path' in refused(wanted, 3)
+    for source in ("nothing/here", "s3://lab/demo", f"{tmp_path}/empty@good"):
+        said = refused(GOOD + f'[data]\ndemo = "{source}"\n', 3)
+        assert "data.demo" in said
+        assert "request.toml" in said
 
 
 def test_a_runs_folder_that_cannot_be(refused: Callable[..., str]) -> None:
