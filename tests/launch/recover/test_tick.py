@@ -107,8 +107,8 @@ def test_a_stale_handle_is_one_run_s_matter(
     cluster.states["100"] = "NODE_FAIL"
 
     def stale(real: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(path: Path, *args: Any, **more: Any) -> Any:
-            if "t-1" in path.parts and path.name == name:
+        def checked(path: str | Path, *args: Any, **more: Any) -> Any:
+            if "t-1" in Path(path).parts and Path(path).name == name:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
             return real(path, *args, **more)
 
@@ -116,6 +116,7 @@ def test_a_stale_handle_is_one_run_s_matter(
 
     for call in ("stat", "open", "read_bytes"):
         monkeypatch.setattr(Path, call, stale(getattr(Path, call)))
+    monkeypatch.setattr(os, "open", stale(os.open))
     found, wrong = ticked(runs)
     assert found == {"t-2": "resubmit"}
     assert wrong == ([] if name == "events.jsonl" else ["t-1"])
