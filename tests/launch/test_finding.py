@@ -114,7 +114,7 @@ def test_a_damaged_part_is_named_with_what_to_do(ended: Path, part: str) -> None
         except PitError as error:
             heard.append(error)
     assert {(type(error), error.where) for error in heard} == {(DataError, str(path))}
-    begin = "start it anew" if part == "plan.json" else "move the file away"
+    begin = "start it anew" if part == "plan.json" else "move it away"
     assert all(error.hint.startswith(begin) for error in heard)
 
 
