@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pitools.core.errors import DataError
 from pitools.dataset.sources import zarr_store
 from pitools.dataset.sources.recording import Recording, skipped
+from pitools.store import catalog
 from pitools.store import manifest as manifests
 from pitools.store.arrays import Arrays
+from pitools.store.resolve import discarded
 
 _EPISODES = "episode_json"
 _HINT = "check the version, or stage it again"
@@ -48,7 +50,16 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
               for split, numbers in (store.attributes.get("splits") or {}).items()}  # fmt: skip
     # Its manifest has the digest of every other file, and is checked against its name.
     return Recording(path=path, layout="zarr", episodes=episodes, splits=splits, files=(path / manifests.FILE_NAME,),
-                     attributes={"version": store.version, "sources": store.attributes.get("sources", [])})  # fmt: skip
+                     attributes={"version": store.version, "sources": store.attributes.get("sources", [])},
+                     notes=tuple(_notes(path)))  # fmt: skip
+
+
+def _notes(path: Path) -> Iterator[str]:
+    """What is said against the version: that is not carried over. Raises DataError for a record that is damaged."""
+    if why := discarded(path):
+        yield f"it is {why}"
+    elif known := catalog.quarantine(path):
+        yield f"{len(known.episodes)} of its episodes are in quarantine: they come in, and it is not carried over"
 
 
 def _lines(store: Arrays) -> list[dict[str, Any]]:

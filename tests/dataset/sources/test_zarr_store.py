@@ -16,7 +16,9 @@ from pitools.core.files import exchange
 from pitools.dataset.ingest import ingest
 from pitools.dataset.sources import layouts
 from pitools.dataset.write import grid
+from pitools.store import catalog
 from pitools.store import manifest as manifests
+from pitools.store.catalog import Quarantine
 from pitools.store.manifest import Subset
 
 LENGTHS = (7, 30, 5)
@@ -186,6 +188,16 @@ def test_damaged_version(robomimic, whole, tmp_path) -> None:
     shard.unlink()
     with pytest.raises(DataError, match="No such file"):
         whole(found.episodes[0])
+
+
+def test_what_is_said_against_a_version(robomimic, tmp_path) -> None:
+    """That a version, or episodes of it, are in quarantine is told when it is a recording."""
+    version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
+    assert layouts.scan(version, "auto").notes == ()
+    catalog.set_quarantine(version, Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    assert "1 of its episodes are in quarantine" in layouts.scan(version, "auto").notes[0]
+    catalog.set_quarantine(version, Quarantine(whole=True, at="", by="", reasons=("dark",)))
+    assert "in quarantine: dark" in layouts.scan(version, "auto").notes[0]
 
 
 @pytest.mark.parametrize("damage", ["shards", "fill value", "lengths", "name"])
