@@ -329,6 +329,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     (home / "rows").write_text("\n".join(rows) + "\n")
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
+    put_on_path(home, monkeypatch, "id", "echo ada")  # a container may have no name for us
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
     found = standing.ask_standing(made.site(), reach(made.site(), 10))
