@@ -11,9 +11,13 @@ from pitools.core.files import os_error
 
 
 def base(variable: str, fallback: str) -> Path:
-    """A base folder of the XDG specification: the variable's, if it is an absolute path, or one in the home folder."""
+    """A base folder of the XDG specification: the variable's, if it is an absolute path, or one in the home folder.
+
+    A user of a container may have no home, and then has no such folder.
+    """
     said = Path(os.environ.get(variable, ""))
-    return said if said.is_absolute() else Path.home() / fallback
+    home = os.path.expanduser("~")  # noqa: PTH111 - it stays "~" where there is none
+    return said if said.is_absolute() else Path("/", home, fallback)
 
 
 def private(path: Path, what: str = "what is kept here decides where jobs go, and others can write to it") -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import pitools
-from pitools.core import toml, trust, units
+from pitools.core import private, toml, trust, units
 from pitools.core.errors import ConfigError, PitError, UsageError, nearest
 from pitools.site import dialect
 from pitools.site.model import Setting, Site
@@ -43,12 +43,11 @@ def shipped(folder: str) -> Path:
 
 def layers() -> list[Path]:
     """Folders that may hold site files, weakest first."""
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     extra = os.environ.get("PIT_SITE_PATH", "")
     return [
         shipped("site_configs"),
         Path("/etc/pitools/sites"),
-        Path(config) / "pitools" / "sites",
+        private.base("XDG_CONFIG_HOME", ".config") / "pitools" / "sites",
         *(Path(part) for part in extra.split(os.pathsep) if part),
     ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from pitools.core import private
 from pitools.core.errors import PitError
 from pitools.core.files import plain_file, write_atomic
 from pitools.store.versions import is_name
@@ -88,9 +89,8 @@ def load(root: Path, *, rebuild: bool = False) -> tuple[Index, list[PitError]]:
 
 def file_for(root: Path) -> Path:
     """Where the index of a root is kept. Two roots may have one file: whose it is stands in it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(base) if base.startswith("/") else Path("~/.cache").expanduser()
-    return cache / "pitools" / "datasets" / f"{zlib.crc32(os.fsencode(root.absolute())):08x}.msgpack"
+    folder = private.base("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
+    return folder / f"{zlib.crc32(os.fsencode(root.absolute())):08x}.msgpack"
 
 
 def _kept(root: Path) -> dict[str, Home]:
