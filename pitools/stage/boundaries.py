@@ -58,14 +58,8 @@ def values(array: Array, get: Callable[[str], bytes]) -> list[int]:
 
 def _chunks(array: Array, coordinate: tuple[int, ...], data: bytes, key: str) -> Iterator[bytes]:
     """The plain bytes of a file's chunks, in order up to the first that is absent. Raises DataError for a flaw."""
-
-    def read_into(view: memoryview, offset: int) -> int:
-        part = data[offset : offset + len(view)]
-        view[: len(part)] = part
-        return len(part)
-
-    buffer = memoryview(bytearray(max(1, len(data))))
-    if flaws := shard.judge(read_into, len(data), array, coordinate, buffer).flaws:
+    window = shard.Window.over(data)
+    if flaws := shard.judge(window, len(data), array, coordinate).flaws:
         raise DataError(f"{flaws[0].problem}: {flaws[0].expected} expected, not {flaws[0].got}", where=key)
     sharding = array.codecs.sharding
     if not sharding:
@@ -73,7 +67,7 @@ def _chunks(array: Array, coordinate: tuple[int, ...], data: bytes, key: str) ->
         return
     if array.codecs.names != ("sharding_indexed",):
         raise _unknown(array, array.codecs)
-    index = shard.read_index(shard.Window(read_into, buffer), 0, len(data), sharding)
+    index = shard.read_index(window, 0, len(data), sharding)
     for offset, size in zip(index.offsets, index.sizes, strict=True):
         if offset == ABSENT:
             return

@@ -84,11 +84,17 @@ class Broken(Exception):
 
 
 class Window:
-    """A file seen through one buffer, read in order and not twice."""
+    """A file seen through one buffer, such as of BUFFER bytes, read in order and not twice."""
 
-    def __init__(self, read_into: ReadInto, buffer: memoryview) -> None:
+    def __init__(self, read_into: ReadInto, buffer: memoryview, filled: int = 0) -> None:
+        """filled: how many of the file's first bytes the buffer holds already."""
         self._read_into, self._buffer = read_into, buffer
-        self._start = self._stop = 0
+        self._start, self._stop = 0, filled
+
+    @classmethod
+    def over(cls, content: bytes | memoryview) -> Window:
+        """The window of a file that is in memory."""
+        return cls(lambda *_: 0, memoryview(content), len(content))
 
     def blocks(self, offset: int, size: int) -> Iterator[memoryview]:
         """These bytes, in parts. Raises Broken when the file ends before them, and what reading raises."""
@@ -124,12 +130,12 @@ def proof(codecs: Codecs) -> Literal["checksum", "structure", "nothing"]:
     return "structure" if fixed or not _FRAMES.keys().isdisjoint(names[-1:]) else "nothing"
 
 
-def judge(read_into: ReadInto, size: int, array: Array, coordinate: Coordinate, buffer: memoryview) -> Judgement:
-    """Judge the file of one chunk (or shard) of an array. buffer: what it is read through, such as of BUFFER bytes.
+def judge(window: Window, size: int, array: Array, coordinate: Coordinate) -> Judgement:
+    """Judge the file of one chunk (or shard) of an array.
 
     Raises ToolMissing when there is a checksum to compare and no package to compute it, and what reading raises.
     """
-    window, index = Window(read_into, buffer), None
+    index = None
     sharding = _sharding(list(array.codecs.names), array.codecs)
     try:
         if sharding:

@@ -93,7 +93,8 @@ def judge(array: Array, path: Path, coordinate: tuple[int, ...] = (), buffer: in
             return os.preadv(file.fileno(), [view], offset)
 
         place = coordinate or (0,) * len(array.shape)
-        return shard.judge(read_into, path.stat().st_size, array, place, memoryview(bytearray(buffer)))  # fmt: skip
+        window = shard.Window(read_into, memoryview(bytearray(buffer)))
+        return shard.judge(window, path.stat().st_size, array, place)
 
 
 def problems(array: Array, path: Path, data: bytes) -> set[Problem]:
@@ -268,7 +269,7 @@ def test_a_file_that_shrinks_meanwhile(tmp_path: Path, write_array: Write, proof
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
     size = (tmp_path / next(keys.keys(array))).stat().st_size
     origin = (0,) * len(array.shape)
-    assert shard.judge(lambda view, at: 0, size, array, origin, memoryview(bytearray(64))).flaws
+    assert shard.judge(shard.Window(lambda view, at: 0, memoryview(bytearray(64))), size, array, origin).flaws
 
 
 def test_hostile_counts(tmp_path: Path, write_array: Write) -> None:

@@ -110,8 +110,8 @@ class Examiner:
 
     def _judged(self, shard: Shard, descriptor: int) -> Iterator[Finding]:
         """All that is wrong with a file. Raises OSError."""
-        buffer = memoryview(bytearray(judging.BUFFER))
-        wrong = judging.judge(_reading(descriptor), os.fstat(descriptor).st_size, shard.array, shard.coordinate, buffer)
+        window = judging.Window(_reading(descriptor), memoryview(bytearray(judging.BUFFER)))
+        wrong = judging.judge(window, os.fstat(descriptor).st_size, shard.array, shard.coordinate)
         for flaw in wrong.flaws:
             yield damage(shard, f"bad {flaw.problem}", flaw.got, flaw.expected)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -81,21 +80,12 @@ class Inspector:
         self.counts: Counter[tuple[str, Kind]] = Counter()
         self.parts = _parts(manifest, self.arrays, self.counts)
         self.judged: dict[int, Judgement | None] = {}
-        self._scratch = threading.local()
 
     def __call__(self, place: int, content: memoryview) -> Judgement | None:
         """Judge the content of the file at this place. Raises ToolMissing."""
         if not (part := self.parts.get(place)):
             return None
-
-        def read_into(view: memoryview, offset: int) -> int:
-            block = content[offset : offset + len(view)]
-            view[: len(block)] = block
-            return len(block)
-
-        if not hasattr(self._scratch, "view"):
-            self._scratch.view = memoryview(mmap.mmap(-1, shard.BUFFER))
-        found = shard.judge(read_into, len(content), part.array, part.coordinate, self._scratch.view)
+        found = shard.judge(shard.Window.over(content), len(content), part.array, part.coordinate)
         return None if found == Judgement([]) else found
 
 
@@ -109,11 +99,11 @@ def findings(
     Forks. Raises DataError when its metadata cannot be read, or are not those of `before`, ToolMissing, and what the
     source raises.
     """
-    inspector = Inspector(source, manifest)
-    if before and before.arrays != inspector.arrays:
+    inspector = before or Inspector(source, manifest)
+    if before and before.arrays != _read(source, manifest):
         raise changed(source.label)
     parts, counts = inspector.parts, inspector.counts
-    judged = dict(before.judged) if before else {}
+    judged = dict(inspector.judged)
     entries = manifest.files
     todo = tasks(entries, [place for place in parts if place not in judged], {}, ranged=False, in_order=False)
     pool.run(todo, partial(_Judge, source, parts), judged.update, readers=readers, advance=advance)
@@ -222,6 +212,6 @@ class _Judge:
         try:
             if file.size != part.entry.bytes:
                 return Judgement([Flaw(problem="size", expected=f"{part.entry.bytes} bytes", got=f"{file.size} bytes")])
-            return shard.judge(read_into, file.size, part.array, part.coordinate, self._buffer)
+            return shard.judge(shard.Window(read_into, self._buffer), file.size, part.array, part.coordinate)
         finally:
             file.close()
