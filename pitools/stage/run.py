@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -142,7 +141,7 @@ def record_of(
         copied_bytes=fan.received().source_bytes if fan else copied,
         verified_bytes=copied if moved else total if verified else 0,
         wall_s=time.monotonic() - started,
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         linked_bytes=moved.linked if moved else 0,
         resumed_bytes=moved.resumed if moved else 0,
         peer_bytes=from_peers,

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import getpass
 import os
-import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -114,7 +113,7 @@ def taken(path: Path, timeout_s: float) -> Iterator[bool]:
 def announced(descriptor: int) -> Iterator[Tell]:
     """Say in a lock file that this process holds it, and free the lock at the end; yields `tell(done, total)` bytes."""
     job = os.environ.get("SLURM_JOB_ID", "")
-    me = Holder(pid=os.getpid(), host=socket.gethostname(), job=job, user=_user(), started=clock.now())
+    me = Holder(pid=os.getpid(), host=os.uname().nodename, job=job, user=_user(), started=clock.now())
     told = -_TOLD_EVERY_S
 
     def write(data: bytes) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -239,7 +238,7 @@ def replace_set(new: Path, final: Path, root: Path) -> bool:
 
 def _aside(path: Path, root: Path) -> Path:
     # Named as `store/publish.py` names its folders.
-    name = f"{path.name}.old.{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+    name = f"{path.name}.old.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
     return root / TEMPORARY / name
 
 
