@@ -38,7 +38,7 @@ def cpu_s(who: int) -> float:
 
 def by_hand(made: Set, to: Path, steps: int) -> None:
     """The first so many steps of every file."""
-    source, target, buffer = Folders(made.folder), os.open(to, os.O_PATH), memoryview(mmap.mmap(-1, SIZE))
+    source, target, buffer = Folders(made.folder), Folders(to, make=True), memoryview(mmap.mmap(-1, SIZE))
     for entry in made.files:
         within, _, name = entry.path.rpartition("/")
         file = os.open(name, FILE, dir_fd=source.enter(within))
@@ -49,19 +49,20 @@ def by_hand(made: Set, to: Path, steps: int) -> None:
         if steps > 3:
             digest.of_bytes(buffer)
         if steps > 4:
-            copy = os.open(entry.path, NEW, MODE, dir_fd=target)
+            copy = os.open(name, NEW, MODE, dir_fd=target.enter(within))
             if steps > 5:
                 os.pwrite(copy, buffer, 0)
             if steps > 6:
                 os.fstat(copy)
             os.close(copy)
         os.close(file)
-    os.close(target)
+    source.close()
+    target.close()
 
 
 def by_worker(made: Set, to: Path) -> None:
     work = Work(LocalSource(folder=made.folder), made.files, str(to), False, False, False, False, 0)
-    copier = Copier(work, Seat(Board(1), 0, 1))
+    copier = Copier(work, Seat(Board(1), 0))
     for task in tasks(made.files, range(len(made.files)), {}, ranged=True, in_order=False):
         copier(task)
     copier.close()
