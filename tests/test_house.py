@@ -74,6 +74,18 @@ def test_what_is_typed_most_imports_nothing_heavy(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_every_module_can_be_imported() -> None:
+    """With each supported version of Python and the libraries, and without a warning."""
+    code = (
+        "import importlib, pkgutil, pitools\n"
+        "for one in pkgutil.walk_packages(pitools.__path__, 'pitools.'):\n"
+        "    if not one.name.endswith('__main__'): importlib.import_module(one.name)"
+    )
+    argv = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SETUP = configparser.ConfigParser()
 SETUP.read(Path(__file__).resolve().parent.parent / "setup.cfg")
 PYTHONS = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
