@@ -20,7 +20,7 @@ from pitools.site.model import Site
 from pitools.site.standalone import text
 from pitools.site.template import fill, templates
 from pitools.slurm.client import Client
-from pitools.slurm.reach import IS_OPEN, OPEN, READING, Reach, call
+from pitools.slurm.reach import IS_OPEN, OPEN, READING, Reach, call, called
 
 _PYTHON_HINT = "name an interpreter, 3.11 or newer, that has pitools, as the nodes see it"
 _MARKER = "??"  # what `pit site probe` leaves for a person to say
@@ -180,9 +180,9 @@ def _live(site: Site) -> Iterator[Finding]:
 def _open_there(site: Site, slurm: Client) -> Iterator[Finding]:
     """What others can write of the far side's slurm.conf and commands, as far as a few tools there can tell."""
     bare = msgspec.structs.replace(slurm.reach, env={}, bin="")
-    for key, path in (("slurm.conf", site.slurm.conf), ("slurm.bin", site.slurm.bin)):
-        found = call(bare, ["sh", "-c", OPEN, "pit", path], env=READING).stdout.splitlines() if path else []
-        for one in found:
+    for key, paths in (("slurm.conf", [site.slurm.conf]), ("slurm.bin", called(site.slurm.bin))):
+        found = call(bare, ["sh", "-c", OPEN, "pit", *paths], env=READING).stdout.splitlines() if any(paths) else []
+        for one in dict.fromkeys(found):
             problem = f"{site.reach.host}:{one} {IS_OPEN}"
             yield Finding(site=site.name, key=key, problem=problem, hint=f"there: chmod go-w {one}")
 

@@ -50,15 +50,18 @@ _REMOTE = (
     f'case "$v" in {_globs(_OF_MPIRUN)}) unset "$v";; SLURM_CONF|{_globs(_SETTING)}) ;; *) unset "$v";; esac; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
-# Of some files, and of the folders above them, those that are neither this user's nor root's, or that others can write
-# to and that are not sticky, as far as a few tools there can tell. One line: csh, where it is the login shell, takes no
+# Of some files and folders, and of the folders above them, with links and without, those that are neither this user's
+# nor root's, or that others can write to, as far as the system's own tools there can tell: a sticky folder keeps what
+# is below it to its owner, but takes new commands from anybody. One line: csh, where it is the login shell, takes no
 # other.
 OPEN = (
-    "n=$#; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
-    's=$(id -u slurm 2> /dev/null || echo 0); for f do p=$(readlink -f "$f"); while [ -n "$p" ]; do '
-    'set -- "$@" "$p"; p=${p%/*}; done; done; shift $n; [ $# = 0 ] || find "$@" -maxdepth 0 '
-    "'(' ! -user 0 ! -user \"$u\" ! -user \"$s\" -o ! -perm -1000 '(' -perm -002 -o -perm -020 ! -group 0 "
-    "! -group \"$g\" ')' ')' -print"
+    "PATH=/usr/bin:/bin:$PATH; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
+    's=$(id -u slurm 2> /dev/null || echo 0); c() { [ $# = 0 ] || find "$@" -maxdepth 0 '
+    "'(' ! -user 0 ! -user \"$u\" ! -user \"$s\" -o ! -type l $k '(' -perm -002 -o -perm -020 ! -group 0 "
+    "! -group \"$g\" ')' ')' -print; }; "
+    'n=$#; for f do [ ! -e "$f" ] || set -- "$@" "$f" "$(readlink -f "$f")"; done; shift $n; k=; c "$@"; '
+    'n=$#; for f do while case $f in /*/*) f=${f%/*};; *) false;; esac; do set -- "$@" "$f"; done; done; shift $n; '
+    'k="! -perm -1000"; c "$@"'
 )
 IS_OPEN, _OPEN_CODE = "can be written by others, or is another user's (expected you or root)", 78
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
@@ -133,12 +136,12 @@ def ssh_argv(
     """
     settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
     script = _MARKED if marked else _REMOTE
-    if files := [file for file in (reach.env.get("SLURM_CONF", ""), reach.bin) if file]:
-        # What the site file names, as here: its plugins and commands would run as this user.
-        said = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_OPEN}" >&2; '
-        script = f"o() {{ {OPEN}; }}; {said}exit {_OPEN_CODE}; }}; {script}"
     if reach.bin:
         script = f"PATH={shlex.quote(reach.bin)}:$PATH; export PATH; {script}"
+    if files := [file for file in (reach.env.get("SLURM_CONF", ""), *called(reach.bin)) if file]:
+        # What the site file names, as here: its plugins and commands would run as this user. None of them is yet.
+        said = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_OPEN}" >&2; '
+        script = f"o() {{ {OPEN}; }}; {said}exit {_OPEN_CODE}; }}; {script}"
     remote = shlex.join(["sh", "-c", script, "sh", *settings, *argv])
     # Less than the whole, so that it is ssh that gives up, and says that nothing was sent.
     connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s / 2)))
@@ -151,15 +154,20 @@ def _of_command(text: str) -> str:
     return said if mark else text
 
 
+def called(folder: str) -> list[str]:
+    """A folder of commands, and what there may be in it that we call; [] for ""."""
+    return [folder, *(f"{folder}/{name}" for name in _COMMANDS)] if folder else []
+
+
 def path(reach: Reach) -> dict[str, str]:
     """PATH with the reach's own folder first. Raises ConfigError where others can write there, or to what we call."""
     if not reach.bin:
         return {}
-    folder = Path(reach.bin)
+    folder, *commands = map(Path, called(reach.bin))
     trust.check(folder, "folder of Slurm's commands", also=_ACCOUNT)
-    for name in _COMMANDS:
-        if (folder / name).exists():
-            trust.check(folder / name, "command", also=_ACCOUNT)
+    for command in commands:
+        if command.exists():
+            trust.check(command, "command", also=_ACCOUNT)
     return {"PATH": os.pathsep.join([reach.bin, os.environ.get("PATH", os.defpath)])}
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -154,6 +155,30 @@ def test_what_others_can_write_there_is_not_used(far_end: Reach, tmp_path: Path,
         path.chmod(was)
     assert call(reach, argv, env={}).code == 0
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("harm", ["writable", "sticky", "link", "command"])
+def test_what_is_looked_at_there_does_not_run(
+    far_end: Reach, tmp_path: Path, harm: str, request: pytest.FixtureRequest
+) -> None:
+    """What others put into a folder of commands, or behind a link of theirs, runs neither before the check nor after
+    it: in a sticky folder, too, and also where the folder itself is safe."""
+    folder = tmp_path / "t" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("find", "id", "readlink", "env", "squeue"):
+        (folder / name).write_text(f"#!/bin/sh\n: > {tmp_path}/ran\n")
+        (folder / name).chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    folder.chmod({"writable": 0o777, "sticky": 0o1777}.get(harm, 0o755))
+    if harm == "command":
+        (folder / "squeue").chmod(0o777)
+    if harm == "link":
+        request.getfixturevalue("as_root")
+        os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="can be written by others"):
+        call(msgspec.structs.replace(far_end, bin=str(link)), ["true"], env={})
+    assert not (tmp_path / "ran").exists()
 
 
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
