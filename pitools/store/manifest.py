@@ -18,6 +18,7 @@ import msgspec
 from pitools.core.errors import DataError
 from pitools.core.files import plain_file
 from pitools.core.record import Record, decode_json
+from pitools.store.zarr import V2_CONSOLIDATED, V3
 
 FILE_NAME = "manifest.json"
 # Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
@@ -142,7 +143,9 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def check(manifest: Manifest, where: str) -> None:
-    """Raises DataError when the manifest names a path outside the dataset, or one twice, or a subset that cannot be."""
+    """Raises DataError when the manifest names a path outside the dataset, one twice, one below a file, or a subset
+    that cannot be.
+    """
     # A manifest may come from anywhere; what it names becomes a path we write to.
     paths = [entry.path for entry in manifest.files]
     _check_paths(paths, where)
@@ -189,6 +192,11 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
             if entry.path in seen or entry.bytes < 0:
                 raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
             seen.add(entry.path)
+    # With a NUL for each slash what is below a file comes right after it.
+    ordered = sorted([path.replace("/", "\0") for path in (*paths, FILE_NAME)])
+    if any(map(str.startswith, ordered[1:], [f"{path}\0" for path in ordered])):
+        both = next(low for low, high in pairwise(ordered) if high.startswith(f"{low}\0")).replace("\0", "/")
+        raise DataError(f"the manifest names {both!r} as a file and as a folder", where=where)
 
 
 def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
@@ -200,6 +208,12 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
         raise DataError(f"the manifest's subset of steps is not possible: {subset.steps}", where=where)
     if set(subset.arrays) != manifest.arrays.keys():
         raise DataError("the manifest's subset and its schema name different arrays", where=where)
+    paths = {entry.path for entry in manifest.files if entry.path.endswith((V3, V2_CONSOLIDATED))}
+    for path in subset.own_files:
+        folder, _, name = path.rpartition("/")
+        if path not in paths or name not in (V3, V2_CONSOLIDATED) or folder in manifest.arrays:
+            what = f"the manifest's subset has the text of {path!r}, which is none of its groups' metadata"
+            raise DataError(what, where=where)
 
 
 def load(dataset: Path) -> tuple[Manifest, bytes]:

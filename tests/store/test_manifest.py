@@ -96,6 +96,13 @@ def test_impossible_entries(bad: dict) -> None:
         manifests.decode(manifests.encode(one(files=entries)), "x")
 
 
+@pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a/b/c/d"), ("manifest.json/a",)])
+def test_a_file_that_is_a_folder(paths: tuple[str, ...]) -> None:
+    """No file lies below another, or below the manifest."""
+    with pytest.raises(DataError, match="as a file and as a folder"):
+        manifests.decode(manifests.encode(one(files=tuple(FileEntry(path=p, bytes=1, digest="d") for p in paths))), "x")
+
+
 def test_100_000_entries_are_checked_in_no_time() -> None:
     """Checking the paths costs no more than a few times what parsing them does."""
     entries = [FileEntry(path=f"images/c/{i}/0/0/0", bytes=i, digest="xxh3_128:" + "0" * 32) for i in range(100_000)]
@@ -143,6 +150,22 @@ def test_impossible_subsets(bad: Manifest) -> None:
     """Runs outside the steps, empty, touching or out of order, or of other arrays, are refused."""
     with pytest.raises(DataError, match="subset"):
         manifests.decode(manifests.encode(bad), "x")
+
+
+def test_a_subset_has_the_text_of_groups_metadata_alone() -> None:
+    """Of any other file, or of one that it does not name, a part has what its parent has."""
+    paths = ("action/c/0/0", "action/zarr.json", "g/.zmetadata", "xzarr.json", "zarr.json")
+    files = tuple(FileEntry(path=path, bytes=1, digest="d") for path in paths)
+
+    def part(*own: str) -> bytes:
+        metadata = dict.fromkeys(own, "x")
+        taken = Subset(parent="", arrays=("action",), steps=((0, 3),), metadata=metadata)
+        return manifests.encode(one(files=files, subset=taken))
+
+    manifests.decode(part("zarr.json", "g/.zmetadata"), "x")
+    for bad in ("action/c/0/0", "action/zarr.json", "xzarr.json", "../zarr.json", "h/zarr.json", "/zarr.json"):
+        with pytest.raises(DataError, match="none of its groups' metadata"):
+            manifests.decode(part("zarr.json", bad), "x")
 
 
 def test_which_rows_are_here() -> None:
