@@ -68,14 +68,15 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
     """
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     was = facts.plan_of(run_dir)
+    provenance.require_no_copy(run_dir, was)
     if was.site != site.name or other.name == site.name:
         raise UsageError(f'run {run_dir.name} is of site "{was.site}"', where="--site", hint="name another")
     with held(run_dir / ".move", f"the move of run {run_dir.name}"):
         mine = _intend(run_dir, was, other)
-        provenance.checked(run_dir)
+        request = provenance.in_own_code(run_dir, was)
         if not mine.ended:
             own_checkpoints.require_saved(run_dir, was)
-        plan = planning.make(was.request, other, str(run_dir), request_text=was.request_text)
+        plan = planning.make(request, other, str(run_dir), request_text=was.request_text)
         is_far = again.is_far(plan, other)
         if is_far:
             for staged in far.missing(plan, other):

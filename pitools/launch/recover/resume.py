@@ -20,6 +20,7 @@ from pitools.launch import jobs, leave, local
 from pitools.launch.recover import asking, cancelling, judging, policy, putback, settling, unbegun
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
+from pitools.launch.reproduce import provenance
 from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Decision, Start
 from pitools.site.model import Site
@@ -109,6 +110,7 @@ def _check(run_dir: Path, site: Site) -> None:
         raise others(run_dir, f"run {run_dir.name}")
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     plan = settling.plan_of(run_dir)
+    provenance.require_no_copy(run_dir, plan)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
     missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]

@@ -7,14 +7,14 @@ from tempfile import NamedTemporaryFile
 
 import msgspec
 
-from pitools.core import hosts
+from pitools.core import hosts, trust
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.record import Record
 from pitools.launch import far, once, submit
 from pitools.launch import plan as planning
 from pitools.launch.far import there
 from pitools.launch.plan import Plan
-from pitools.launch.reproduce import facts, provenance
+from pitools.launch.reproduce import code, facts, provenance
 from pitools.launch.reproduce.facts import Difference
 from pitools.run import folder
 from pitools.site import files
@@ -44,10 +44,10 @@ def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, 
     """
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
     was = facts.plan_of(run_dir)
-    provenance.checked(run_dir)
+    request = provenance.in_own_code(run_dir, was)
     for data in was.data:
         _check(data)
-    request = msgspec.structs.replace(was.request, data={data.name: data.source for data in was.data})
+    request = msgspec.structs.replace(request, data={data.name: data.source for data in was.data})
     ranks = facts.ranks_of(run_dir)
     if same_nodes:
         if not ranks:
@@ -56,6 +56,8 @@ def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, 
     made = planning.make(request, site, str(run_dir), request_text=was.request_text)
     before = {key: value for key, value in facts.of_run(run_dir).items() if key[0] not in ("machine", "outcome")}
     after = facts.now(made, site, run_dir)
+    if provenance.is_copy(run_dir, was):
+        after |= _others_links(run_dir)
     if ranks:
         kept = same_nodes or site.scheduler == "none"
         after["nodes", "by rank"] = before["nodes", "by rank"] if kept else "as they come"
@@ -91,6 +93,17 @@ def is_far(plan: Plan, site: Site) -> bool:
             return not files.exists(site, [mark.name])
     except OSError:
         return True
+
+
+def _others_links(run_dir: Path) -> facts.Facts:
+    """The links of a run's code to what stayed outside of it and others can change: nobody copied that."""
+    found = {}
+    for one in code.listing(run_dir).linked:
+        try:
+            trust.check(Path(one.link), "it")
+        except ConfigError as error:
+            found["code", one.path] = f"→ {one.link}: {error.what}"
+    return found
 
 
 def _check(data: planning.Staged) -> None:

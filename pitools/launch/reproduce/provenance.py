@@ -21,13 +21,14 @@ import msgspec
 
 import pitools
 from pitools.core import clock
-from pitools.core.errors import DataError
+from pitools.core.errors import ConfigError, DataError
 from pitools.core.files import os_error, write_atomic
 from pitools.core.record import Record
 from pitools.launch.plan import Plan
 from pitools.launch.reproduce import code, environment, git
 from pitools.launch.reproduce.environment import Environment
 from pitools.launch.reproduce.git import Git
+from pitools.launch.request import Request
 from pitools.run import folder
 from pitools.site import template
 from pitools.site.load import shipped
@@ -207,6 +208,34 @@ def _flat(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, value
         elif isinstance(value, dict):
             yield from ((f"{name}.{key}", text) for key, text in _flat(value))
+
+
+def is_copy(run_dir: Path, plan: Plan) -> bool:
+    """Whether this folder is a copy of a run's: its plan and its script lead to that one, which others may change."""
+    record = read(run_dir)
+    home = Path(plan.runs) / record.run if record else run_dir
+    if (run_dir / code.FOLDER).is_dir():
+        home = Path(plan.request.workdir).parent
+    try:
+        return not run_dir.samefile(home)
+    except OSError:
+        return True
+
+
+def require_no_copy(run_dir: Path, plan: Plan) -> None:
+    """Refuse to go on with a copy of a run's folder. Raises ConfigError."""
+    if is_copy(run_dir, plan):
+        what = "the folder is a copy of a run's, whose plan and script lead to that one"
+        raise ConfigError(what, where=str(run_dir), hint=f"run it anew: pit launch reproduce {run_dir}")
+
+
+def in_own_code(run_dir: Path, plan: Plan) -> Request:
+    """A run's request, with the verified code of this very folder: its plan names that of the run it was copied from.
+
+    Raises DataError where the code is not what it was.
+    """
+    checked(run_dir)
+    return msgspec.structs.replace(plan.request, workdir=str(run_dir.absolute() / code.FOLDER))
 
 
 def checked(run_dir: Path) -> Provenance:

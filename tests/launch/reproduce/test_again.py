@@ -117,6 +117,44 @@ def test_a_run_of_another_user_is_not_run_as_us(make_run: MakeRun) -> None:
     again.plan(copy, load.load("local"))
 
 
+def test_a_copy_runs_its_own_code(pit: Pit, tmp_path: Path) -> None:
+    """Whatever became of the run that it was copied from: a copy leads nowhere into it, and is not continued as it."""
+    env = {"PIT_RUNS": str(tmp_path / "runs"), "PIT_SITE_PATH": str(tmp_path)}
+    (tmp_path / "other.toml").write_text('name = "other"\nscheduler = "none"\n')
+    (tmp_path / "r.toml").write_text('name = "r"\ncommand = "cat said"\ntime = "5m"\n')
+    made = []
+    for said in ("looked at", "put there since"):
+        (tmp_path / "said").write_text(said)
+        made.append(Path(json.loads(pit("launch", "run", "r.toml", "--wait", **env).stdout)["run_dir"]))
+        (tmp_path / "said").unlink()
+    copy = shutil.copytree(made[0], tmp_path / "COPY", symlinks=True)
+    shutil.rmtree(made[0] / "code")
+    shutil.copytree(made[1] / "code", made[0] / "code")
+    for name in ("code.json", "provenance.json"):
+        shutil.copy(made[1] / name, made[0])
+    again_made = pit("launch", "reproduce", str(copy), "--yes", **env)
+    new = Path(json.loads(again_made.stdout.splitlines()[-1])["run_dir"])
+    assert pit("launch", "watch", new.name, **env).returncode == 0
+    assert (new / "attempts" / "0" / "logs" / "0.out").read_text() == "looked at"
+    for verb in (("resume", "--force"), ("move", "--site", "other")):
+        refused = pit("launch", verb[0], str(copy), *verb[1:], **env)
+        assert (refused.returncode, f"pit launch reproduce {copy}" in refused.stderr) == (3, True), refused.stderr
+    assert len(folder.attempts(copy)) == 1
+
+
+@pytest.mark.usefixtures("as_root")
+def test_links_of_a_copy_to_what_others_can_change_are_shown(work: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    """What the code links to outside is no part of a copy: whose it is, is a difference to be asked about."""
+    for name, user in (("mine", 0), ("theirs", 54321)):
+        (tmp_path / name).touch()
+        os.chown(tmp_path / name, user, -1)
+        (work / name).symlink_to(tmp_path / name)
+    run = make_run("r-1", entry="loop:main")
+    copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
+    assert again.plan(run, load.load("local"))[1] == []
+    assert [(one.part, one.key) for one in again.plan(copy, load.load("local"))[1]] == [("code", "theirs")]
+
+
 def test_a_run_that_kept_nothing(make_run: MakeRun) -> None:
     """A run of an older version is compared by what it has; it cannot be run again, and says why."""
     a, b = make_run("r-1"), make_run("r-2")
