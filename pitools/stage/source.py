@@ -174,14 +174,13 @@ def load(place: str | Path) -> Dataset:
 def checked(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
     """The dataset of a manifest that was read. name: of the folder it is in, which may claim to be its version.
 
-    Raises DataError when that claim is wrong, or the manifest's paths cannot all be files.
+    Raises DataError when that claim is wrong, or the manifest's digests are none that we know.
     """
     where = f"{source.label}/{FILE_NAME}"
     version = manifests.version(data)
     if _is_version(name, like=version) and name != version:
         what = f"the manifest belongs to version {version}, not to the folder it is in"
         raise DataError(what, where=where, hint="it was changed after it was written: ingest or stage again")
-    _refuse_file_as_folder(manifest.files, where)
     _refuse_other_digests(manifest.files, where)
     return Dataset(source=source, manifest=manifest, data=data, version=version)
 
@@ -210,12 +209,3 @@ def folders_of(files: tuple[FileEntry, ...]) -> set[str]:
             folders.add(above)
             above = above.rpartition("/")[0]
     return folders
-
-
-def _refuse_file_as_folder(files: tuple[FileEntry, ...], where: str) -> None:
-    folders = folders_of(files)
-    both = [entry.path for entry in files if entry.path in folders]
-    if FILE_NAME in folders:
-        both.append(FILE_NAME)
-    if both:
-        raise DataError(f"the manifest names {min(both)!r} both as a file and as a folder", where=where)

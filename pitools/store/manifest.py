@@ -196,7 +196,7 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
     ordered = sorted([path.replace("/", "\0") for path in (*paths, FILE_NAME)])
     if any(map(str.startswith, ordered[1:], [f"{path}\0" for path in ordered])):
         both = next(low for low, high in pairwise(ordered) if high.startswith(f"{low}\0")).replace("\0", "/")
-        raise DataError(f"the manifest names {both!r} as a file and as a folder", where=where)
+        raise DataError(f"the manifest names {both!r} both as a file and as a folder", where=where)
 
 
 def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:

@@ -96,13 +96,6 @@ def test_impossible_entries(bad: dict) -> None:
         manifests.decode(manifests.encode(one(files=entries)), "x")
 
 
-@pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a/b/c/d"), ("manifest.json/a",)])
-def test_a_file_that_is_a_folder(paths: tuple[str, ...]) -> None:
-    """No file lies below another, or below the manifest."""
-    with pytest.raises(DataError, match="as a file and as a folder"):
-        manifests.decode(manifests.encode(one(files=tuple(FileEntry(path=p, bytes=1, digest="d") for p in paths))), "x")
-
-
 def test_100_000_entries_are_checked_in_no_time() -> None:
     """Checking the paths costs no more than a few times what parsing them does."""
     entries = [FileEntry(path=f"images/c/{i}/0/0/0", bytes=i, digest="xxh3_128:" + "0" * 32) for i in range(100_000)]
