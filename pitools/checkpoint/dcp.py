@@ -12,8 +12,10 @@ import io
 import pathlib
 import pickle
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -147,8 +149,26 @@ class _Writer(FileSystemWriter):  # type: ignore[misc]  # torch's classes are un
         return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
 
 
-class _Unpickler(pickle.Unpickler):
+_InPython: Any = pickle._Unpickler  # the one in C, of half the time, has no way to refuse a state
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
     """Of descriptions only: a pickle can name any function, and a checkpoint or a message is not to be trusted so."""
+
+    dispatch = dict(_InPython.dispatch)
+
+    def load_build(self) -> None:
+        # A state that is set on a class, a function or an enum's member would change it for the whole process.
+        kind = type(self.stack[-2])
+        if not is_dataclass(kind) and kind is not ChainMap:
+            raise pickle.UnpicklingError(f"a state of a {kind.__name__} has no place in a checkpoint")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+    def get_extension(self, code: int) -> None:
+        # One that was met before would be taken from a cache, and find_class not asked.
+        raise pickle.UnpicklingError(f"the extension {code} has no place in a checkpoint")
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PATHS:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
 import random
+from collections import ChainMap, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,7 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(pickle.UnpicklingError, match="no place in a checkpoint"):
             dcp._unpickled(data)
     assert not (tmp_path / "named_in_a_pickle.py.ran").exists()
-    known = [torch.float32, torch.Size([2]), torch.strided]
+    known = [torch.float32, torch.Size([2]), torch.strided, ChainMap({"a": 1}), OrderedDict(a=1)]
     assert dcp._unpickled(pickle.dumps(known)) == known
 
 
@@ -120,6 +122,54 @@ def test_a_class_of_torch_s_is_let_in_by_its_name(module: str, name: str) -> Non
     data = f"\x80\x04ctorch.distributed.checkpoint.{module}\n{name}\n(Vmemory://x\ntR.".encode("latin-1")
     with pytest.raises(pickle.UnpicklingError, match=rf"{module}.{name} has no place in a checkpoint"):
         dcp._unpickled(data)
+
+
+_FILE_SYSTEM, _PLANNER = "ctorch.distributed.checkpoint.filesystem\n", "ctorch.distributed.checkpoint.planner\n"
+_SLOTS, _DICT = "N}Vx\nNs\x86b", "}Vx\nNsb"
+_STATES = {
+    "of a path's class": f"cpathlib\nPosixPath\n{_SLOTS}",
+    "of a dataclass": f"{_FILE_SYSTEM}_StorageInfo\n{_SLOTS}",
+    "of a mapping's class": f"ccollections\nChainMap\n{_SLOTS}",
+    "of an enum": f"{_PLANNER}WriteItemType\n{_SLOTS}",
+    "of its member": f"{_PLANNER}WriteItemType\nK\x01\x85R{_DICT}",
+    "of a function": f"ctorch.serialization\n_get_layout\n{_DICT}",
+    "of a function of ours": f"cbuiltins\ngetattr\n{_SLOTS}",
+}
+
+
+@pytest.mark.parametrize("what", _STATES)
+def test_a_state_is_of_what_the_pickle_made(what: str) -> None:
+    """BUILD sets attributes: those of a class, a function or a member are the whole process's, and are left alone."""
+
+    def shared() -> list[dict[str, object]]:
+        named = [dcp._Unpickler(io.BytesIO()).find_class(*name) for name in dcp._NAMES | dcp._PATHS]
+        return [dict(vars(one)) for one in (*named, *WriteItemType, dcp._enum_member)]
+
+    before = shared()
+    with pytest.raises(pickle.UnpicklingError, match=r"a state of a \w+ has no place in a checkpoint"):
+        dcp._unpickled(f"\x80\x02{_STATES[what]}.".encode("latin-1"))
+    assert shared() == before
+
+
+def test_no_other_opcode_reaches_what_is_shared() -> None:
+    """Objects come from find_class alone, and REDUCE, OBJ, INST, NEWOBJ and NEWOBJ_EX call those that it lets in.
+
+    SETITEM, SETITEMS, APPEND, APPENDS and ADDITEMS call a method of what they add to: no class, function or member has
+    one that takes it. EXT asks a registry of the process's, PERSID and NEXT_BUFFER whoever loads: both are refused.
+    READONLY_BUFFER is of bytes. The others, PUT and GET too, see the pickle's own stack and memo.
+    """
+    adding = ["Vx\nNs", "(Vx\nNu", "Na", "(Ne", "(N\x90", "(\x8f\x90", "\x98"]
+    whole = ["Px\n", "NQ", "\x82\xf0", "\x97", "(ios\nsystem\n", "(cos\nsystem\no", "Vos\nVsystem\n\x93"]
+    names = [f"c{module}\n{name}\n" for module, name in (dcp._NAMES | dcp._PATHS)]
+    extension = ("os", "system", 240)
+    copyreg.add_extension(*extension)
+    try:
+        assert pickle.loads(b"\x82\xf0.") is os.system  # which puts it into a cache
+        for data in [*whole, *(name + add for name in names for add in adding)]:
+            with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)):
+                dcp._unpickled(f"\x80\x02{data}.".encode("latin-1"))
+    finally:
+        copyreg.remove_extension(*extension)
 
 
 @dataclass
