@@ -110,6 +110,7 @@ class Dcp:
 
     def _read(self, payload: Path, like: Any) -> None:
         planner, reader = _LoadPlanner(), FileSystemReader(payload)
+        reader.fs = Files()
         metadata = _unpickled((payload / ".metadata").read_bytes())
         planner.set_up_planner(like, metadata, True)
         reader.set_up_storage_reader(metadata, True)

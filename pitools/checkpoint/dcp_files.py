@@ -14,7 +14,9 @@ from typing import Any, BinaryIO
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from pitools.checkpoint.hashing import Hashed
+from pitools.checkpoint.manifest import is_inside
 from pitools.checkpoint.threads import Threads
+from pitools.core.errors import DataError
 from pitools.store.digest import Hasher
 
 # Tensors come in blocks of their own size, descriptions in pieces of some bytes.
@@ -27,6 +29,12 @@ class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to
     def __init__(self) -> None:
         super().__init__()
         self.digests: dict[str, Hashed] = {}
+
+    def concat_path(self, path: Any, suffix: Any) -> Any:
+        """Where a file lies that a description names. Raises DataError for one that is not below `path`."""
+        if not isinstance(suffix, str) or not is_inside(suffix):
+            raise DataError(f"the index names a file outside: {suffix!r}", where=str(path))
+        return super().concat_path(path, suffix)
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:

@@ -172,6 +172,25 @@ def test_no_other_opcode_reaches_what_is_shared() -> None:
         copyreg.remove_extension(*extension)
 
 
+@pytest.mark.parametrize("kind", ["above", "absolute", "a path"])
+def test_an_index_that_names_a_file_elsewhere_is_refused(folder: Path, kind: str) -> None:
+    """What is restored is what was checked: no other file that this process may read gets into a state."""
+    state = {"w": torch.arange(3.0)}
+    with Guard(folder, Dcp()) as guard:
+        guard.save(1, state)
+    payload = folder / "step_1" / "payload"
+    outside = folder / "outside"
+    (payload / "__0_0.distcp").rename(outside)
+    named = {"above": "../../outside", "absolute": str(outside), "a path": outside}
+    index = pickle.loads((payload / ".metadata").read_bytes())
+    for stored in index.storage_data.values():
+        stored.relative_path = named[kind]
+    (payload / ".metadata").chmod(0o600)
+    (payload / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(DataError, match="the index names a file outside"):
+        Dcp().load(payload, state)
+
+
 @dataclass
 class Schedule:
     """What torch pickles, and refuses to load."""
