@@ -25,9 +25,13 @@ FOREIGN = ("PIT_", "SLURM_", "JAX_", "XLA_", "CUDA_", "MASTER_", "OMP_", "NPROC"
 
 
 def environment() -> dict[str, str]:
-    """This environment without what a launcher sets, and of the machine one thread."""
+    """This environment without what a launcher sets, and of the machine one thread.
+
+    torch's C++ part, which warns where a host has no name, says errors alone: it reads that as it is imported.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    return {**kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    one = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {**kept, **one, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 class Fork:
