@@ -111,9 +111,10 @@ def estimate(args: Sequence[str] = ()) -> list[str]:
     return ["sbatch", "--test-only", *args]
 
 
-def cancel(ids: Sequence[str], name: str = "") -> list[str]:
-    """End these jobs, or those of them that have a name; scancel says nothing of an id that it does not know."""
+def cancel(ids: Sequence[str], name: str = "", user: str = "") -> list[str]:
+    """End these jobs, or those of them of a name, a user; scancel says nothing of an id that it does not know."""
     only = [f"--name={_checked(name, _NAME, 'job name')}"] if name else []
+    only += [f"--user={_checked(user, _NAME, 'user')}"] if user else []
     return ["scancel", *only, *_ids(ids)]
 
 

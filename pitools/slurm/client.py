@@ -207,12 +207,12 @@ class Client:
         except ClusterError:
             return None
 
-    def cancel(self, ids: Sequence[str], name: str = "") -> None:
+    def cancel(self, ids: Sequence[str], name: str = "", user: str = "") -> None:
         """End these jobs; those that have ended, or are not known, are left alone. Safe to repeat.
 
-        name: those of another name are left alone, too. A slurmctld that crashed gives ids that it forgot to new jobs.
+        name, user: those of another are left alone, too. A slurmctld that crashed gives ids that it forgot to new jobs.
         """
-        command = argv.cancel(ids, name)
+        command = argv.cancel(ids, name, user)
         done = self._call(command, {})
         # Not is_silent: a refusal of scancel's own has codes above 128.
         if done.code < 0 or (done.code and not done.stderr.strip()):

@@ -66,7 +66,7 @@ class Says:
     def states(self, site: object, ids: list[str]) -> dict[str, polling.Told]:
         return dict.fromkeys(ids, self.waits)
 
-    def cancel(self, ids: list[str], name: str = "") -> None:
+    def cancel(self, ids: list[str], name: str = "", user: str = "") -> None:
         self.was_there = [(self.run_dir / name).exists() for name in ("cancel.json", "verdict.json")]
         if self.refuses:
             raise self.refuses

@@ -164,10 +164,11 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
     assert alpha.accounting([job_id])[0].name == name
 
 
-def test_a_job_of_another_name_is_not_cancelled(alpha: Client, queued: Callable[..., str], name: str) -> None:
-    """Its id was another's before a crash: scancel goes by both."""
+def test_a_job_of_another_name_or_user_is_not_cancelled(alpha: Client, queued: Callable[..., str], name: str) -> None:
+    """Its id was another's before a crash: scancel goes by all of them."""
     job = queued(f"--job-name={name}")
     alpha.cancel([job], name=f"{name}.1")
+    alpha.cancel([job, f"{job}_[1-3]"], user="daemon")
     assert alpha.state_of([job]) == {job: "PENDING"}
     for _ in range(2):
         alpha.cancel([job], name=name)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pitools.core import clock, proc
@@ -127,22 +129,21 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             jobs.check_cluster(site, job)
         made = [_known(run_dir, site, number) for number in jobs.numbers(run_dir)]
         known = {one.job_id: jobs.name(run_dir, one.number) for one in (*made, job) if one}
-        if not is_own(run_dir):
-            _require_owners_jobs(run_dir, site, list(known))
+        user = "" if is_own(run_dir) else _require_owners_jobs(run_dir, site, known)
         if is_over and made:
             for job_id, name in known.items():
-                client(site).cancel([job_id], name=name)
+                client(site).cancel([job_id], name=name, user=user)
         elif known:
-            _scancel(run_dir, site, list(known))
+            _scancel(run_dir, site, list(known), user)
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
 
 
-def _scancel(run_dir: Path, site: Site, ids: list[str]) -> None:
+def _scancel(run_dir: Path, site: Site, ids: list[str], user: str) -> None:
     """End jobs; what Slurm refuses outright it would refuse again, and is not asked for any more."""
     try:
-        client(site).cancel(ids)
+        client(site).cancel(ids, user=user)
     except ToolMissing:
         raise
     except ClusterError as error:
@@ -184,16 +185,27 @@ def _require_owner(run_dir: Path, pid: int) -> None:
             raise ClusterError(what, where=str(run_dir), hint=f"look whose it is: ps -o user,args {pid}")
 
 
-def _require_owners_jobs(run_dir: Path, site: Site, ids: list[str]) -> None:
-    """The same for jobs: an operator of Slurm may end anybody's."""
-    whose = owner(run_dir)
-    for job in client(site).jobs(ids, all_states=True) if ids else ():
+def _require_owners_jobs(run_dir: Path, site: Site, known: Mapping[str, str]) -> str:
+    """The same for jobs, id → name: an operator of Slurm may end anybody's. Returns what Slurm calls the owner, where
+    that is a name. Where a site's host is `user@host` everybody's jobs there are that user's.
+
+    Asked for is the job that an id begins with: squeue passes over tasks, `5_[1-3]`, that scancel ends.
+    """
+    whose = site.reach.host.rpartition("@")[0] or owner(run_dir)
+    numbers = list(dict.fromkeys(re.split(r"\D", job_id)[0] for job_id in known))
+    found = client(site).jobs(numbers, all_states=True) if numbers else []
+    for job in found:
         if job.user != whose:
             what = f"job {job.job_id}, which its record names, is {job.user}'s (expected {whose}'s, as the run)"
-            hint = f"scancel --user={whose} --name={run_dir.name}"
+            hint = f"scancel --user={whose} --name={','.join(known.values())}"
             raise ClusterError(what, where=str(run_dir), hint=hint)
+    return whose if found and not whose.isdecimal() else ""
 
 
 def _known(run_dir: Path, site: Site, number: int) -> folder.JobRef | None:
-    """The run's k-th job, looked for where its sender never heard of it. One that begins later finds the cancel."""
-    return once.find(run_dir, site, number) if jobs.is_open(run_dir, number) else jobs.known(run_dir, number)
+    """The run's k-th job, looked for where its sender never heard of it. One that begins later finds the cancel.
+
+    Another user's is not looked for: what their folder says of it would have us end jobs of our own.
+    """
+    look = jobs.is_open(run_dir, number) and is_own(run_dir)
+    return once.find(run_dir, site, number) if look else jobs.known(run_dir, number)

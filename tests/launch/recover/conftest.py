@@ -77,7 +77,7 @@ class Cluster:
     def nodes(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(node=f"n{number}") for number in range(1, 9)]
 
-    def cancel(self, ids: Sequence[str]) -> None:
+    def cancel(self, ids: Sequence[str], *, user: str = "") -> None:
         self.cancelled += ids
 
     def requeue(self, ids: Sequence[str]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pitools.core.errors import TryLater
+from pitools.core.errors import ClusterError, TryLater
+from pitools.launch import jobs, once
 from pitools.launch.recover import cancelling, settling
 from pitools.launch.recover.resume import resume
 from pitools.run import cancel_request, folder
-from pitools.site.model import Site
+from pitools.site.model import Reach, Site
+from pitools.slurm.records import Job
 
 Runs = Any
 Cluster = Any
@@ -54,3 +58,27 @@ def test_what_has_finished_is_not_called_cancelled(
     assert given is not None
     assert given.state == "finished"
     assert cancel_request.read(run_dir) is None
+
+
+@pytest.mark.usefixtures("as_root")
+def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever an ssh site names is whose jobs are there; a job of which no id is known is not looked for."""
+    run_dir = runs.make()
+    for path in (run_dir / "job.json", jobs.at(run_dir, 0) / "job.json"):
+        folder.write(path, folder.JobRef(job_id="100_[1-3]", site="s", submitted="2026-01-01T00:00:00Z"))
+    jobs.intend(run_dir, 1, SITE, ())
+    os.chown(run_dir, 12345, 12345)
+    asked: list[Any] = []
+
+    def known(ids: list[str], *, all_states: bool) -> list[Job]:
+        asked.append((ids, all_states))
+        return [Job(job_id=one, raw_id=one, state="RUNNING", user="team") for one in ids]
+
+    slurm = SimpleNamespace(jobs=known, cancel=lambda ids, user: asked.append((ids, user)))
+    monkeypatch.setattr(cancelling, "client", lambda site: slurm)
+    monkeypatch.setattr(once, "find", lambda *_: pytest.fail("looked for"))
+    with pytest.raises(ClusterError, match=r"is team's \(expected 12345's") as caught:
+        cancelling.cancel(run_dir, SITE)
+    assert caught.value.hint == "scancel --user=12345 --name=t-1"
+    assert cancelling.cancel(run_dir, Site(name="s", reach=Reach(kind="ssh", host="team@login"))) is None
+    assert asked == [(["100"], True), (["100"], True), (["100_[1-3]"], "team")]
