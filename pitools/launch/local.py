@@ -43,7 +43,8 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     if is_supervised(run_dir) and not _is_this_process(run_dir):
         raise TryLater("the run has a supervisor", where=str(run_dir), hint="see: pit launch show")
     first, last = site.network.ports
-    added = {**site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
+    env = {**os.environ, **site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
+    env.pop("PIT_ATTEMPT_DIR", None)  # of another run's rank, which may start this one
     number = jobs.due(run_dir)
     # The site's interpreter, as in Slurm, also for staging and the ranks.
     argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
@@ -52,7 +53,7 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     # The supervisor inherits these blocked until it can answer: a cancel that comes while it is importing waits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
-        process = proc.start(argv, env={**os.environ, **added}, log=run_dir / output(number), session=True)
+        process = proc.start(argv, env=env, log=run_dir / output(number), session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _ref(process.pid, site.name, number)

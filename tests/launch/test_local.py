@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -137,6 +138,25 @@ def test_cancel_ends_ranks_whose_supervisor_was_killed(started: Started, tmp_pat
     assert status.show(run_dir, load("local")).state == "CANCELLED"
     assert (tmp_path / "saved").exists()
     assert not lives(int((tmp_path / "p").read_text()))
+
+
+def test_cancel_leaves_a_run_that_was_started_from_within(started: Started, tmp_path: Path) -> None:
+    """It has a supervisor of its own, as what left the ranks' sessions before an orderly end has a life of its own."""
+    (tmp_path / "b.toml").write_text('name = "b"\ncommand = "echo $$ > q; sleep 931"\ntime = "5m"\nsnapshot = false\n')
+    pit = f"env PIT_RUNS={tmp_path} {sys.executable} -m pitools"
+    run_dir, _ = started(
+        command=f"setsid sleep 932 & echo $! > p; {pit} launch run b.toml --site local > b; sleep 931", time_s=600
+    )
+    until(tmp_path / "q")
+    until(tmp_path / "b")
+    inner = Path(json.loads((tmp_path / "b").read_text())["run_dir"])
+    status.cancel(run_dir, load("local"))
+    until(run_dir / "verdict.json")
+    own = int((tmp_path / "p").read_text())
+    assert (status.show(inner, load("local")).state, lives(own)) == ("RUNNING", True)
+    os.kill(own, signal.SIGTERM)
+    status.cancel(inner, load("local"))
+    assert not lives(int((tmp_path / "q").read_text()))
 
 
 def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_path: Path) -> None:

@@ -41,7 +41,12 @@ def _local(ref: folder.JobRef) -> str:
 
 
 def survivors(attempt: Path) -> list[int]:
-    """Ids of this machine's processes that were started for an attempt, as `kill -9` of its supervisor leaves them."""
+    """Ids of this machine's processes that were started for an attempt, as `kill -9` of its supervisor leaves them.
+
+    None after an orderly end: what left the ranks' sessions by then, such as another run's supervisor, is its own.
+    """
+    if (attempt / "exit.json").exists():
+        return []
     mark = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
