@@ -125,7 +125,7 @@ def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.
         attempts=seen.attempts,
         steps=seen.steps,
         cause=said.kind if said else "",
-        reason=_reason(seen, asked),
+        reason=_reason(seen, asked, state),
         is_over=seen.verdict is not None,
         cancel_asked=(seen.cancel.t or _UNDATED) if asked and seen.cancel else "",
         pending_reason=told.reason if told else "",
@@ -133,13 +133,13 @@ def _record(seen: RunSnapshot, state: str, told: polling.Told | None) -> folder.
     )
 
 
-def _reason(seen: RunSnapshot, asked: bool) -> str:
+def _reason(seen: RunSnapshot, asked: bool, state: str) -> str:
     """What is to be said of a run in a sentence: why it ended, or what keeps that from being known."""
     if asked and seen.job and seen.job.host:  # a process of this machine
         return "its cancel was asked for, and its ranks still end; to try again: pit launch cancel"
     if asked:
         return "its cancel was asked for, and Slurm has not taken it yet; to try again: pit launch cancel"
-    if seen.cancel and not seen.verdict:
+    if seen.cancel and not seen.verdict and state != "COMPLETED":
         return f"its cancel was refused, and it goes on: {seen.cancel.refused}"
     if said := seen.verdict or seen.cause:
         return said.reason

@@ -47,6 +47,8 @@ _NO_ENTRY = re.compile(
     r"Could not resolve|Permission denied|Host key verification failed|Unable to negotiate|connect to host"
     r"|during banner exchange"
 )
+# What slurmctld does not let this user do, and will not the next time.
+_DENIED = re.compile(r"Access/permission denied|Invalid user id|Operation not permitted", re.IGNORECASE)
 _GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)
 _PREFIX = re.compile(
     r"^(?:slurm_\w+(?: error)?: |\w+: (?:error|fatal): |allocation failure: |Batch job submission failed: )+"
@@ -114,6 +116,11 @@ def sentence(stderr: str) -> str:
 def was_never_sent(error: PitError) -> bool:
     """Whether it is certain that the request did not reach slurmctld."""
     return bool(_NEVER_SENT.search(error.what)) and not _SENT.search(error.what)
+
+
+def is_denied(error: PitError) -> bool:
+    """Whether the cluster refused this user the request, and did not merely fail to take it."""
+    return type(error) is ClusterError and bool(_DENIED.search(error.what))
 
 
 def is_busy(error: PitError) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError, NoSpace, PitError, Unreachable
+from pitools.core.errors import ClusterError, NoSpace, PitError, ToolMissing, Unreachable
 from pitools.launch import jobs, once, polling, status, watching
 from pitools.launch import plan as planning
 from pitools.launch.recover import asking, cancelling, settling
@@ -192,6 +192,38 @@ def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPa
         folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now()))
         os.chown(run_dir / "cancel.json", 12345, -1)
         assert not status.show(run_dir, load("alpha")).cancel_asked
+
+
+@pytest.mark.parametrize(
+    "error", [ClusterError("Could not establish a configuration source"), ToolMissing('"scancel" is not installed')]
+)
+def test_a_failure_that_is_no_refusal_leaves_a_cancel_asked_for(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, error: ClusterError
+) -> None:
+    """A cluster whose configuration is away for a while has refused nothing: it is tried again by whoever comes."""
+    slurm = say("RUNNING", run_dir, monkeypatch)
+    (run_dir / "script.sbatch").touch()
+    (run_dir / "attempts").mkdir(exist_ok=True)
+    slurm.refuses = error
+    for attempt in (status.cancel, resume):
+        with pytest.raises(PitError):
+            attempt(run_dir, load("alpha"))
+        assert status.show(run_dir, load("alpha")).cancel_asked
+    slurm.refuses = None
+    assert resume(run_dir, load("alpha")).action == "stop"
+
+
+def test_a_run_that_has_finished_does_not_go_on(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its cancel was refused before, or its jobs' once more, though it has no verdict yet."""
+    slurm = say("COMPLETED", run_dir, monkeypatch)
+    folder.write(run_dir / "attempts" / "0" / "exit.json", folder.Attempt(job_id="6", exit_code=0, ended=clock.now()))
+    slurm.refuses = ClusterError("Access/permission denied")
+    with pytest.raises(ClusterError):
+        status.cancel(run_dir, load("alpha"))
+    assert not (run_dir / "cancel.json").exists()
+    folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now(), refused="Access/permission denied"))
+    run = status.show(run_dir, load("alpha"))
+    assert (run.state, "refused" in run.reason) == ("COMPLETED", False)
 
 
 def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,20 @@ def test_what_a_cluster_refuses(recorded: Recorded, name: str, what: str, hint: 
 
 
 @pytest.mark.parametrize(
+    ("said", "is_denied"),
+    [
+        ("scancel: error: Kill job error on job id 5: Access/permission denied", True),
+        ("scancel: error: Kill job error on job id 5: Invalid user id", True),
+        ("scancel: error: DNS SRV lookup failed\nscancel: fatal: Could not establish a configuration source", False),
+        ("scancel: error: open(/etc/slurm/slurm.conf): Permission denied", False),
+    ],
+)
+def test_what_slurm_denies(said: str, is_denied: bool) -> None:
+    """Only what the controller does not let this user do will be refused again tomorrow."""
+    assert refusals.is_denied(refusals.refusal("scancel", "", 1, said)) is is_denied
+
+
+@pytest.mark.parametrize(
     ("said", "hint"),
     [
         ("sbatch: error: Memory specification can not be satisfied", "%m"),

@@ -2,9 +2,9 @@
 
 <run>/cancel.json       pit.cancel/1: asked for, and not carried out; nobody continues the run from then on
 
-Slurm silent, or a supervisor on this machine that still ends its ranks: it stays asked for, and whoever looks after the
-run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries it out. Slurm refuses: the run
-goes on, and where nobody was there to be told so, the file says why.
+Slurm silent or without its configuration, or a supervisor on this machine that still ends its ranks: it stays asked
+for, and whoever looks after the run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries
+it out. Slurm denies it: the run goes on, and where nobody was there to be told so, the file says why.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Verdict
 from pitools.site.connect import client
 from pitools.site.model import Site
+from pitools.slurm import refusals
 
 _LOCK_WAIT_S = 20.0
 _ENDS_S = 5.0  # what most programs need for their end; for others `cancel` does not wait
@@ -37,8 +38,8 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
 
     Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. Where ranks on this
     machine take longer for their end than some seconds, it stays asked for until they are gone. Raises ConfigError
-    when there is no job; TryLater where Slurm gives no answer, and the cancel stays asked for; ClusterError where it
-    is refused, and the run goes on.
+    when there is no job; TryLater or ToolMissing where Slurm gives no answer, and the cancel stays asked for;
+    ClusterError where it is refused, and the run goes on.
     """
     given = settling.verdict(run_dir)
     if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
@@ -57,7 +58,7 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
     _ask(run_dir, moving)
     try:
         carry_out(run_dir, site, wait_s=_ENDS_S)
-    except TryLater as error:
+    except (TryLater, ToolMissing) as error:
         hint = f"it stays asked for: `pit launch tick --site {site.name}` tries again, and so does this command"
         error.hint = f"{error.hint}; {hint}" if error.hint else hint
         raise
@@ -72,7 +73,14 @@ def carry_out(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | No
 
     wait_s: how long to wait for them. Raises as `cancel`.
     """
-    _end_jobs(run_dir, site)
+    try:
+        _end_jobs(run_dir, site)
+    except ClusterError as error:
+        if refusals.is_denied(error):  # it would be again, and is not asked for any more
+            folder.write(run_dir / cancel_request.FILE, cancel_request.Cancel(t=clock.now(), refused=error.what))
+            folder.note(run_dir, "cancel refused", reason=error.what)
+            error.hint = f"{error.hint}; the run goes on" if error.hint else "the run goes on"
+        raise
     if site.scheduler == "none" and not _are_gone(run_dir, wait_s):
         return None
     if _has_finished(run_dir) and _ended_by_itself(run_dir):
@@ -134,23 +142,20 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             for job_id, name in known.items():
                 client(site).cancel([job_id], name=name, user=user)
         elif known:
-            _scancel(run_dir, site, list(known), user)
+            _scancel(site, list(known), user)
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
 
 
-def _scancel(run_dir: Path, site: Site, ids: list[str], user: str) -> None:
-    """End jobs; what Slurm refuses outright it would refuse again, and is not asked for any more."""
+def _scancel(site: Site, ids: list[str], user: str) -> None:
+    """End jobs. Raises TryLater for whatever is no refusal, such as a configuration that cannot be had just now."""
     try:
         client(site).cancel(ids, user=user)
-    except ToolMissing:
-        raise
     except ClusterError as error:
-        folder.write(run_dir / cancel_request.FILE, cancel_request.Cancel(t=clock.now(), refused=error.what))
-        folder.note(run_dir, "cancel refused", reason=error.what)
-        error.hint = f"{error.hint}; the run goes on" if error.hint else "the run goes on"
-        raise
+        if isinstance(error, ToolMissing) or refusals.is_denied(error):
+            raise
+        raise TryLater(error.what, where=error.where, hint=error.hint) from error
 
 
 def _are_gone(run_dir: Path, wait_s: float) -> bool:
