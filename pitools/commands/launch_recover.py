@@ -241,9 +241,11 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     if not wrong:
         return
     worst = max(wrong, key=lambda error: not error.retry)
-    if all(line in before for line in lines):
+    new = [error for error, line in zip(wrong, lines, strict=True) if line not in before]
+    if not new:
         ctx.exit(worst.exit_code)
-    raise worst
+    new[-1].exit_code = worst.exit_code
+    raise new[-1]  # what ended the tick comes last, and was not told yet
 
 
 def _tell(path: Path, error: PitError) -> None:

@@ -7,6 +7,7 @@ by itself costs a look at its folder. A cancel that Slurm had not taken is carri
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -35,7 +36,7 @@ Tell = Callable[[Path, PitError], None]
 
 
 class Troubles(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
-    """What the last tick of a site had to tell on stderr."""
+    """What a user's last tick of a site had to tell on stderr."""
 
     lines: tuple[str, ...] = ()
 
@@ -61,9 +62,10 @@ def tick(runs: Path, site: Site, tell: Tell, *, longest_s: float = LONGEST_S) ->
 
 
 def troubles(runs: Path, site: Site) -> tuple[str, ...]:
-    """Return what the last tick of the site had to tell."""
+    """Return what this user's last tick of the site had to tell; a file of another user's says nothing of that."""
+    path = _troubles_path(runs, site)
     with contextlib.suppress(DataError, OSError):
-        if last := folder.read(runs / f".tick.{site.name}.json", Troubles):
+        if path.lstat().st_uid == os.geteuid() and (last := folder.read(path, Troubles)):
             return last.lines
     return ()
 
@@ -72,7 +74,11 @@ def keep_troubles(runs: Path, site: Site, lines: tuple[str, ...]) -> None:
     """Write down what this tick had to tell, so that cron does not mail it again; where it cannot, cron does."""
     if lines != troubles(runs, site):
         with contextlib.suppress(PitError, OSError):
-            folder.write(runs / f".tick.{site.name}.json", Troubles(lines=lines))
+            folder.write(_troubles_path(runs, site), Troubles(lines=lines))
+
+
+def _troubles_path(runs: Path, site: Site) -> Path:
+    return runs / f".tick.{site.name}.{os.geteuid()}.json"
 
 
 def _ticked(runs: Path, site: Site, tell: Tell, until: float) -> Iterator[Resumed]:

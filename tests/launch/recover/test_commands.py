@@ -16,9 +16,10 @@ import pytest
 
 from pitools.core import trust
 from pitools.core.errors import ClusterError
-from pitools.launch.recover import exclusions
+from pitools.launch.recover import exclusions, tick
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.tick import LOCK
+from pitools.run import folder as run_folder
 from pitools.run.attempt import Cause, Evidence
 from pitools.site.load import load
 
@@ -74,6 +75,43 @@ def test_a_tick_tells_what_is_wrong_once(pit: Pit, runs: Any, tmp_path: Path) ->
     assert tick() == (0, False)
     (tmp_path / "away").rename(run_dir)
     assert tick() == (75, True)
+
+
+def test_a_tick_tells_nothing_again_beside_what_is_new(pit: Pit, tmp_path: Path) -> None:
+    """One run was damaged before, and another is now: cron mails the second alone, and the code is the worst's."""
+    told = []
+    for name in ("r-1", "r-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text("{")
+        run_folder.note(tmp_path / name, "created", site="local")
+        done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(tmp_path))
+        assert done.returncode == 5
+        told.append(["r-1" in done.stderr, "r-2" in done.stderr])
+    assert told == [[True, False], [False, True]]
+
+
+@pytest.mark.usefixtures("as_root")
+def test_what_a_tick_told_is_its_users_own() -> None:
+    """In a folder of runs that users share, none of them silences another's cron, nor makes it mail each time."""
+    runs, site, said = Path(tempfile.mkdtemp(dir="/tmp")), load("local"), ("squeue: Connection refused",)
+    runs.chmod(0o777)
+    try:
+        os.seteuid(54321)
+        tick.keep_troubles(runs, site, said)
+        os.seteuid(os.getuid())
+        os.seteuid(54322)
+        assert tick.troubles(runs, site) == ()
+        tick.keep_troubles(runs, site, ("another's",))
+        (theirs,) = [path for path in runs.iterdir() if path.stat().st_uid == 54321]
+        (mine,) = [path for path in runs.iterdir() if path != theirs]
+        os.seteuid(os.getuid())
+        os.seteuid(54321)
+        assert tick.troubles(runs, site) == said
+        mine.rename(theirs)
+        assert tick.troubles(runs, site) == ()
+    finally:
+        os.seteuid(os.getuid())
+        shutil.rmtree(runs)
 
 
 def test_a_run_of_somebody_else_is_called_that() -> None:
