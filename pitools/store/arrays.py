@@ -38,8 +38,8 @@ class Arrays:
         opener: Opener | None = None, verify: bool = False,
     ) -> None:  # fmt: skip
         """opener: opens the version's files, and "" its folder, where they are not all in `path` from the beginning.
-        verify: compare the manifest with the folder's name, and each file with its digest there when it is opened:
-        for a shard in another one's place, which has the checksums of what it is.
+        verify: compare the manifest with the folder's name, and each file with its digest there when it is opened as
+        what it was not before: for a shard in another one's place, which has the checksums of what it is.
 
         Raises DataError when the folder is no dataset, and what the opener raises.
         """
@@ -55,7 +55,7 @@ class Arrays:
         if verify:
             _check_name(path, self.version)
             named = {entry.path: entry for entry in self.manifest.files}
-            self._opener = partial(_open_verified, path, self._opener, named)
+            self._opener = partial(_open_verified, path, self._opener, named, {})
         self._known: dict[str, metadata.Array] = {}
         self._readers: dict[str, ArrayReader | None] = {}
         self._held: dict[str, Held | None] = {}
@@ -243,17 +243,27 @@ def _check_name(path: Path, version: str) -> None:
         raise DataError(what, where=str(path), hint=repair(path))
 
 
-def _open_verified(folder: Path, opener: Opener, named: dict[str, FileEntry], path: str) -> int:
-    """A descriptor of a file that is what the manifest says; of the folder for "". Raises OSError, DataError."""
+def _open_verified(
+    folder: Path, opener: Opener, named: dict[str, FileEntry], seen: dict[str, tuple[int, ...]], path: str
+) -> int:
+    """A descriptor of a file that is what the manifest says; of the folder for "". Raises OSError, DataError.
+
+    seen: what files were when they were verified: a shard that zarr-python reads in blocks is opened for each.
+    """
     descriptor = opener(path)
     try:
         if path:
             entry = named.get(path)
             if entry is None:
                 raise DataError(f"{path}: the manifest does not name it", where=str(folder), hint=repair(folder))
+            now = os.fstat(descriptor)
+            state = (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size)
+            if seen.get(path) == state:
+                return descriptor
             if digest.of_descriptor(descriptor, like=entry.digest) != (entry.bytes, entry.digest):
                 what = f"{path} is damaged: its content is not what the manifest says"
                 raise DataError(what, where=str(folder), hint=repair(folder))
+            seen[path] = state
     except BaseException:
         os.close(descriptor)
         raise

@@ -209,6 +209,23 @@ def test_a_missing_file_is_never_zeros(tmp_path: Path, name: str):
                 read()
 
 
+@pytest.mark.parametrize("name", ["action", "gzip"])
+def test_a_file_is_verified_once_and_again_when_it_is_another(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Read in blocks a shard is hashed as often as read in one go; one that was exchanged since is damage."""
+    path, content = build(tmp_path)
+    arrays, hashed, of_descriptor = Arrays(path, verify=True), [], digest.of_descriptor
+    monkeypatch.setattr(digest, "of_descriptor", lambda *a, **k: hashed.append(a) or of_descriptor(*a, **k))
+    for step in range(STEPS):
+        assert np.array_equal(arrays.read(name, step, step + 1), content[name][step : step + 1])
+    assert len(hashed) == 1 + STEPS // SHARD
+    if name == "gzip":  # of the others the descriptor is kept
+        (path / "gzip/c/1/0").replace(path / "gzip/c/0/0")
+        with pytest.raises(DataError, match="gzip/c/0/0 is damaged"):
+            arrays.read(name, 0, 1)
+
+
 def test_metadata_that_cannot_be_read_are_an_error(tmp_path: Path):
     """Gone, a folder, a link: named, and not followed."""
     path, _ = build(tmp_path / "v")

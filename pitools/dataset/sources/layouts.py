@@ -43,7 +43,8 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
     if found == "lerobot":
         from pitools.dataset.sources import lerobot
 
-        listed(path)
+        if (path / "meta").is_dir():
+            listed(path / "meta")  # of the rest only files are opened that it names
         return lerobot.scan(path, skip)
     if found == "zarr":
         from pitools.dataset.sources import zarr_store

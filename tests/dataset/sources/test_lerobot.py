@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,20 @@ def episodes(path: Path, **changes: list[object]) -> None:
     for name, values in changes.items():
         table = table.set_column(table.column_names.index(name), name, pa.array(values))
     pq.write_table(table, file)
+
+
+def test_a_pipe_is_refused_where_it_would_be_read(lerobot) -> None:
+    """What is no part of the dataset, such as `lost+found` of a disk that holds it, is not looked at."""
+    path = lerobot(3, 4).path
+    os.mkfifo(path / "lost+found")
+    assert len(layouts.scan(path, "auto").episodes) == 2
+    for name in ("data/chunk-000/file-000.parquet", "meta/tasks.parquet"):
+        (path / name).unlink()
+        os.mkfifo(path / name)
+        if name.startswith("data"):
+            assert {one.why for one in layouts.scan(path, "auto").refused} == {"the file is missing"}
+    with pytest.raises(DataError, match="not a regular file"):
+        layouts.scan(path, "auto")
 
 
 @pytest.mark.parametrize("video", [True, False])
