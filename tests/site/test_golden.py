@@ -6,6 +6,7 @@ To renew them after a change that is meant: python tests/site/golden.py
 from __future__ import annotations
 
 import runpy
+import stat
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def test_every_golden_file_is_bash(repo: Path) -> None:
     assert len(files) == len(CASES)
     for path in files:
         subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_a_job_s_own_logs_are_their_owner_s(repo: Path, tmp_path: Path) -> None:
+    """Slurm made them under the submitter's umask; stderr has a file of its own where a site gives `--error`."""
+    script, _, _ = (repo / "tests" / "golden" / "alpha" / "train.sbatch").read_text().partition("# The run's folder")
+    out, err = tmp_path / "out", tmp_path / "err"
+    for path in (out, err):
+        path.touch()
+        path.chmod(0o664)
+    with out.open("a") as stdout, err.open("a") as stderr:
+        subprocess.run(["bash", "-c", script], stdout=stdout, stderr=stderr, check=True)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (out, err)] == [0o644, 0o644]
 
 
 @pytest.mark.slurm
