@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "scripts"))  # the parts of devcluster are no package of ours
@@ -23,7 +23,8 @@ from devcluster_parts.tools import PACKAGES, search_path  # noqa: E402
 
 from pitools.core import trust  # noqa: E402
 
-settings.register_profile("any machine", deadline=None)  # how long an example takes there shows nothing
+# How long an example takes there, or is looked for, shows nothing.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 CLUSTERS = Path(os.environ.get("PIT_DEVCLUSTER") or DEFAULT_ROOT)
