@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 from pitools import cli
 from pitools.commands.stage import group
 from pitools.core import proc
+from pitools.stage.engine.seat import Seat
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -121,8 +123,18 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def once() -> Callable[[Callable[[], object]], Callable[[int], None]]:
-    """Makes an `advance` that acts once, when something has been written: the middle of a copy that is slow enough."""
+def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Callable[[int], None]]:
+    """Makes an `advance` that acts once, in the middle of a copy: whoever keeps to `bytes_per_s` waits until it has.
+
+    However late this process comes to it on a busy machine, a first block has been written, and no second.
+    """
+    acted, keep_pace = multiprocessing.get_context("fork").Event(), Seat.wait
+
+    def wait(seat: Seat, bytes_per_s: float) -> None:
+        acted.wait()
+        keep_pace(seat, bytes_per_s)
+
+    monkeypatch.setattr(Seat, "wait", wait)
 
     def make(action: Callable[[], object]) -> Callable[[int], None]:
         left, lock = [action], threading.Lock()
@@ -131,6 +143,7 @@ def once() -> Callable[[Callable[[], object]], Callable[[int], None]]:
             with lock:
                 if left and count:
                     left.pop()()
+                    acted.set()
 
         return advance
 

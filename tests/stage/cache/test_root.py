@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up_midway_is_left_as_it_was(make_dataset, tmpfs, resi
                 pass
 
     with pytest.raises(NoSpace):
-        stage(load(folder), disk / "pit", advance=once(fill))
+        stage(load(folder), disk / "pit", bytes_per_s=1 << 30, advance=once(fill))
     assert os.listdir(disk / "pit/objects") == []
     assert residue(disk / "pit") == []
     (disk / "theirs").unlink()
@@ -335,7 +335,7 @@ def test_two_versions_are_staged_at_once(small: Path, make_dataset, root: Path, 
     """A stager that begins in the middle of another's copy does not take its unfinished folder for rubbish."""
     other = make_dataset({"a": os.urandom(1000)}, "other")
     inner = once(lambda: stage(load(other), root))
-    assert stage(load(small), root, advance=inner).state == "staged"
+    assert stage(load(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
     assert sorted(os.listdir(root / "objects")) == sorted([small.name, other.name])
     assert residue(root) == []
 

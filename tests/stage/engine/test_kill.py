@@ -19,6 +19,8 @@ from pitools.store import digest, manifest
 from pitools.store.digest import RANGE
 from pitools.store.manifest import FileEntry, Manifest
 
+SLOW = "4MiB"  # a second: seconds are left of a copy that is to be interrupted when a busy machine comes to it
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory, build) -> Path:
@@ -61,7 +63,7 @@ def test_an_interrupted_copy_goes_on_where_it_stopped(
 ):
     """Ctrl-C and scancel end it at once, with the signal's exit code; what was done is not read again."""
     root = tmp_path / "pit"
-    process = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
+    process = start(program, "run", shards, "--to", root, "--bwlimit", SLOW)
     await_first_bytes(root, process)
     for _ in range(times):
         process.send_signal(number)
@@ -85,7 +87,7 @@ def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, pr
     """After kill -9 the source files that were done may even be gone: nobody looks."""
     root, source = tmp_path / "pit", tmp_path / "source" / shards.name
     shutil.copytree(shards, source)
-    process = start(program, "run", source, "--to", root, "--bwlimit", "40MiB")
+    process = start(program, "run", source, "--to", root, "--bwlimit", SLOW)
     await_first_bytes(root, process)
     process.kill()
     process.communicate()
@@ -105,7 +107,7 @@ def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, pr
 def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, program, damage: str):
     """What somebody changed after the interruption is copied again, whatever the journal says."""
     root = tmp_path / "pit"
-    process = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
+    process = start(program, "run", shards, "--to", root, "--bwlimit", SLOW)
     await_first_bytes(root, process)
     process.kill()
     process.communicate()
@@ -143,7 +145,7 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
     data = manifest.encode(Manifest(name="big", episodes=1, steps=1, arrays={}, files=(entry,)))
     (source / "new/manifest.json").write_bytes(data)
     folder = (source / "new").rename(source / manifest.version(data))
-    process = start(program, "run", folder, "--to", root, "--readers", "1", "--bwlimit", "200MiB")
+    process = start(program, "run", folder, "--to", root, "--readers", "1", "--bwlimit", "50MiB")
     journal = root / f".tmp/{folder.name}.journal"
     while process.poll() is None and not (journal.exists() and "\nr 0 0 " in journal.read_text()):
         time.sleep(0.005)
@@ -163,17 +165,21 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
 def test_a_waiting_process_can_be_interrupted(shards: Path, tmp_path: Path, program, residue):
     """It says who it waits for and how far that is; Ctrl-C for it does not touch the one that copies."""
     root = tmp_path / "pit"
-    first = start(program, "run", shards, "--to", root, "--bwlimit", "40MiB")
+    first = start(program, "run", shards, "--to", root, "--bwlimit", "16MiB")
     await_first_bytes(root, first)
-    second = start(program, "run", shards, "--to", root)
-    assert second.stderr is not None
-    said = second.stderr.readline()
-    assert "waiting" in said
-    assert f"pid {first.pid}" in said
-    assert "of 48.0 MiB" in said
-    second.send_signal(signal.SIGINT)
-    assert second.wait(30) == 130
-    second.communicate()
+    os.killpg(first.pid, signal.SIGSTOP)
+    try:
+        second = start(program, "run", shards, "--to", root)
+        assert second.stderr is not None
+        said = second.stderr.readline()
+        assert "waiting" in said
+        assert f"pid {first.pid}" in said
+        assert "of 48.0 MiB" in said
+        second.send_signal(signal.SIGINT)
+        assert second.wait(30) == 130
+        second.communicate()
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
     assert first.wait(60) == 0, first.communicate()
     first.communicate()
     assert len(os.listdir(root / "objects" / shards.name / "c")) == 48
