@@ -38,6 +38,7 @@ stacks.arm(attempt, 3)
 rank = folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
 folder.write(attempt / "ranks" / "3.json", rank)
 def waits_for_ever():
+    (attempt / "waits").write_text("for ever")
     time.sleep(600)
 waits_for_ever()
 """
@@ -60,9 +61,9 @@ def attend(attempt: Path, *argv: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, env=env, stderr=said)
 
 
-def until(path: Path) -> None:
+def until(path: Path, text: str = "") -> None:
     for _ in range(400):
-        if path.exists() and path.read_text():
+        if path.exists() and (said := path.read_text()) and text in said:
             return
         time.sleep(0.05)
     raise AssertionError(f"{path.name} did not come")
@@ -84,10 +85,10 @@ def test_a_step_that_has_failed_ends(attempt: Path, said: str) -> None:
     if not said:
         (attempt / "first_failure").write_text("3 1 n2\n")
     began = time.monotonic()
-    code = f"trap 'exit 137' TERM; echo '{said}' >&2; while :; do sleep 0.1; done"
+    code = f"trap 'exit 77' TERM; echo '{said}' >&2; while :; do sleep 0.1; done"
     process = attend(attempt, "bash", "-c", code)
-    assert process.wait(20) == 137
-    assert 2.5 < time.monotonic() - began < 8
+    assert process.wait(60) == 77  # told, and not killed later for want of an answer
+    assert time.monotonic() - began > 2.5
 
 
 def test_usr2_is_passed_on(attempt: Path) -> None:
@@ -96,7 +97,7 @@ def test_usr2_is_passed_on(attempt: Path) -> None:
     process = attend(attempt, "bash", "-c", code)
     until(attempt / "ready")
     process.send_signal(signal.SIGUSR2)
-    assert process.wait(10) == 5
+    assert process.wait(60) == 5
     assert "SIGUSR2" in (attempt / "signals.jsonl").read_text()
 
 
@@ -121,12 +122,13 @@ def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
     (attempt.parent.parent / "plan.json").write_text('{"request":{"watch":{"hang_min":"1s","hang_factor":2}}}')
     code = (
         "import sys, time; from pathlib import Path; from pitools.run.steps import StepLog\n"
-        f"log = StepLog(Path({str(attempt)!r}) / 'steps', 0)\n"
+        f"at = Path({str(attempt)!r}); log = StepLog(at / 'made', 0)\n"
         "for i in range(3): log.write(step=i, loss=1, wall_s=.1, input_s=0, compute_s=0, comm_s=0, samples=1)\n"
+        "(at / 'made').rename(at / 'steps')  # however long they took to write\n"
         "time.sleep(600)"
     )
     process = attend(attempt, sys.executable, "-c", code)
-    assert process.wait(25) == codes.HUNG
+    assert process.wait(60) == codes.HUNG
     hang = folder.read(attempt / "hang.json", records.Hang)
     assert hang is not None
     assert hang.step == 2
@@ -137,12 +139,11 @@ def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "SLURM_PROCID": "3"}
     process = subprocess.Popen([sys.executable, "-c", STUCK], env=env)
     try:
-        until(attempt / "ranks" / "3.json")
+        until(attempt / "waits")
         assert stacks.here(attempt, "elsewhere") == []
-        time.sleep(0.2)
         assert stacks.here(attempt, "here") == [3]
+        until(attempt / "stacks" / "3.txt", "in waits_for_ever")  # faulthandler's, which nobody waits for longer
         text = (attempt / "stacks" / "3.txt").read_text()
-        assert "in waits_for_ever" in text  # faulthandler's
         assert "waits_for_ever (<string>" in text  # py-spy's, which is among the tests' requirements
         assert process.poll() is None
         other = folder.Rank(
@@ -275,7 +276,5 @@ def test_ranks_of_a_job_that_was_followed_up_are_ended(attempt: Path, monkeypatc
     leave.take(jobs.at(run_dir, 0), "run.7")
     assert attend_step(["sleep", "1"], attempt, name="ranks") == 0, "it has leave"
     threading.Timer(0.5, jobs.intend, [run_dir, 1, Site(name="s"), ()]).start()
-    began = time.monotonic()
     assert attend_step(["sleep", "60"], attempt, name="ranks") == 143
-    assert time.monotonic() - began < 20
     assert "job 1 of the run goes on with it" in (attempt / "logs" / "srun.err").read_text()
