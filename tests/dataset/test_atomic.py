@@ -110,6 +110,7 @@ def memory() -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_is_gone_on_from(start, large, tmp_path) -> None:
     """Ctrl-C ends an ingest with 130 and says how to go on; the same command then does the rest, and only that."""
     root = tmp_path / "root"
