@@ -39,10 +39,8 @@ def of_failure() -> Iterator[None]:
 
 def _leave(attempt: Path, code: int, error: BaseException) -> None:
     rank, node = os.environ.get("SLURM_PROCID", "?"), os.environ.get("SLURMD_NODENAME", "?")
-    with (
-        contextlib.suppress(OSError),
-        open(attempt / "first_failure", "x", opener=own) as file,
-    ):  # whoever was first has the file
+    first = attempt / "first_failure"
+    with contextlib.suppress(OSError), open(first, "x", opener=own) as file:  # the first rank that fails makes the file
         file.write(f"{code} {rank} {node}\n")
     with contextlib.suppress(Exception):  # where nothing can be written, the log has the trace all the same
         folder.write(attempt / "failures" / f"{rank}.json", failure(error, code, int(rank), node))
