@@ -16,12 +16,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
 
 from pitools.core.errors import DataError
+from pitools.stage.engine import pool
+from pitools.stage.engine.seat import Seat
 from pitools.stage.local import reading
 from pitools.stage.source import Reader
 from pitools.store import manifest as manifests
@@ -33,7 +36,13 @@ from pitools.store.versions import lost_manifest
 METADATA_BYTES = 64 << 20
 # Arrays that say where episodes lie, by name, and how many numbers they have beyond one an episode.
 BOUNDARIES = {"episode_offsets": 1, "meta/episode_ends": 0}
+# Folders of one depth that are worth the forks.
+_MANY = 64
 _UNFINISHED = re.compile(r".*\.partial|\.nfs[0-9a-fA-F]+")
+
+
+# A file's path below the store, its bytes, and its tag.
+Listed = tuple[str, int, str]
 
 
 class Entry(NamedTuple):
@@ -73,7 +82,7 @@ def survey(folder: Path) -> Survey:
         return survey_listing(folder.absolute().name, _walk(str(folder)), str(folder))
 
 
-def survey_listing(name: str, listed: Iterable[tuple[str, int, str]], where: str) -> Survey:
+def survey_listing(name: str, listed: Iterable[Listed], where: str) -> Survey:
     """The same of a listing, such as an object store's: (path, bytes, tag) of every file. Raises DataError."""
     entries: list[Entry] = []
     left_out: list[str] = []
@@ -90,26 +99,59 @@ def survey_listing(name: str, listed: Iterable[tuple[str, int, str]], where: str
     return Survey(_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
 
 
-def _walk(root: str) -> Iterator[tuple[str, int, str]]:
-    todo = [""]
-    while todo:
-        folder = todo.pop()
-        try:
-            with os.scandir(f"{root}/{folder}") as found:
-                for entry in found:
-                    path = f"{folder}{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(f"{path}/")
-                        continue
-                    if not entry.is_file(follow_symlinks=False):
-                        what = "a link" if entry.is_symlink() else "neither a file nor a folder"
-                        raise DataError(what, where=f"{root}/{path}", hint="a dataset holds plain files only")
-                    status = entry.stat(follow_symlinks=False)
-                    yield path, status.st_size, str(status.st_mtime_ns)
-        except FileNotFoundError as error:
-            if not folder:
-                raise
-            raise changed(f"{root}/{folder}") from error
+def _walk(root: str) -> list[Listed]:
+    """Every file below a folder. Many folders are shared out to processes: each takes a system call or, on a network
+    file system, a wait.
+    """
+    found: list[Listed] = []
+    level = [""]
+    while level and len(level) < _MANY:
+        below: list[str] = []
+        for folder in level:
+            found += _list(root, folder, below)
+        level = below
+    share = -(-len(level) // _MANY)
+    shares = [level[at : at + share] for at in range(0, len(level), share or 1)]
+    pool.run(shares, partial(_Lister, root), found.extend, readers=pool.default_readers(), advance=lambda _: None)
+    return found
+
+
+class _Lister:
+    """One thread's share: all that is below some folders."""
+
+    def __init__(self, root: str, seat: Seat) -> None:
+        self._root, self._seat = root, seat
+
+    def __call__(self, task: list[str]) -> list[Listed]:
+        """The files below these folders."""
+        found: list[Listed] = []
+        while task:
+            found += _list(self._root, task.pop(), task)
+            self._seat.alive()
+        return found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _list(root: str, folder: str, below: list[str]) -> Iterator[Listed]:
+    """The files of one folder; the folders in it go to `below`."""
+    try:
+        with os.scandir(f"{root}/{folder}") as found:
+            for entry in found:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(f"{path}/")
+                    continue
+                if not entry.is_file(follow_symlinks=False):
+                    what = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                    raise DataError(what, where=f"{root}/{path}", hint="a dataset holds plain files only")
+                status = entry.stat(follow_symlinks=False)
+                yield path, status.st_size, str(status.st_mtime_ns)
+    except FileNotFoundError as error:
+        if not folder:
+            raise
+        raise changed(f"{root}/{folder}") from error
 
 
 def changed(where: str) -> DataError:

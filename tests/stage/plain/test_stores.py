@@ -47,6 +47,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return build(tmp_path / "pick.zarr", request.param)
 
 
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A store of so many folders that several processes list them."""
+    for number in range(100):
+        (folder := tmp_path / f"wide.zarr/data/{number}/0").mkdir(parents=True)
+        (folder / "0").write_text("x" * number)
+    (tmp_path / "wide.zarr/zarr.json").write_text("{}")
+    return tmp_path / "wide.zarr"
+
+
 def describe_folder(folder: Path) -> Manifest:
     reader = LocalSource(folder=folder).connect()
     try:
@@ -66,6 +76,30 @@ def test_every_file_is_listed(store: Path) -> None:
     assert [entry.path for entry in found.entries] == names(store)
     assert [entry.bytes for entry in found.entries] == [(store / name).stat().st_size for name in names(store)]
     assert (found.name, found.left_out) == ("pick", ())
+
+
+def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
+    """Each file once, with its size; a name that is not UTF-8, a link and a FIFO deep within are refused by name."""
+    found = survey(wide)
+    assert [(entry.path, entry.bytes) for entry in found.entries] == [
+        (name, (wide / name).stat().st_size) for name in names(wide)
+    ]
+    assert survey(wide) == found
+    deep = wide / "data/77/0"
+    for plant, what in [
+        (lambda: (deep / "bad").symlink_to("0"), "a link"),
+        (lambda: os.mkfifo(deep / "bad"), "neither a file nor a folder"),
+        (lambda: Path(os.fsdecode(bytes(deep) + b"/bad\xff")).touch(), "not UTF-8"),
+    ]:
+        plant()
+        with pytest.raises(DataError, match=what) as raised:
+            survey(wide)
+        assert "data/77/0/bad" in str(raised.value)
+        for path in deep.glob("bad*"):
+            path.unlink()
+    assert survey(wide).signature == found.signature
+    (deep / "0").touch()
+    assert survey(wide).signature != found.signature
 
 
 def test_a_manifest_is_made(store: Path) -> None:
