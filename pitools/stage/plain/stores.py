@@ -25,7 +25,7 @@ from msgspec import structs
 from pitools.core.errors import DataError
 from pitools.stage.engine import pool
 from pitools.stage.engine.seat import Seat
-from pitools.stage.local import reading
+from pitools.stage.local import read_error
 from pitools.stage.source import Reader
 from pitools.store import manifest as manifests
 from pitools.store import zarr
@@ -36,8 +36,8 @@ from pitools.store.versions import lost_manifest
 METADATA_BYTES = 64 << 20
 # Arrays that say where episodes lie, by name, and how many numbers they have beyond one an episode.
 BOUNDARIES = {"episode_offsets": 1, "meta/episode_ends": 0}
-# Folders of one depth that are worth the forks.
-_MANY = 64
+# Folders of one depth that are worth the forks, and entries of one folder between two signs of life.
+_MANY, _LOOK = 64, 100
 _UNFINISHED = re.compile(r".*\.partial|\.nfs[0-9a-fA-F]+")
 
 
@@ -78,8 +78,7 @@ def is_store(names: Iterable[str]) -> bool:
 
 def survey(folder: Path) -> Survey:
     """List a store in a folder. Raises DataError for what cannot be staged, Unreachable, ClusterError."""
-    with reading(folder):
-        return survey_listing(folder.absolute().name, _walk(str(folder)), str(folder))
+    return survey_listing(folder.absolute().name, _walk(str(folder)), str(folder))
 
 
 def survey_listing(name: str, listed: Iterable[Listed], where: str) -> Survey:
@@ -112,8 +111,12 @@ def _walk(root: str) -> list[Listed]:
         level = below
     share = -(-len(level) // _MANY)
     shares = [level[at : at + share] for at in range(0, len(level), share or 1)]
-    pool.run(shares, partial(_Lister, root), found.extend, readers=pool.default_readers(), advance=lambda _: None)
-    return found
+    try:
+        rest: list[Listed] = []
+        pool.run(shares, partial(_Lister, root), rest.extend, readers=pool.default_readers(), advance=lambda _: None)
+    except OSError:  # no process is to be had, and one is enough
+        rest = _list_below(root, level, lambda: None)
+    return found + rest
 
 
 class _Lister:
@@ -124,21 +127,27 @@ class _Lister:
 
     def __call__(self, task: list[str]) -> list[Listed]:
         """The files below these folders."""
-        found: list[Listed] = []
-        while task:
-            found += _list(self._root, task.pop(), task)
-            self._seat.alive()
-        return found
+        return _list_below(self._root, task, self._seat.alive)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def _list(root: str, folder: str, below: list[str]) -> Iterator[Listed]:
-    """The files of one folder; the folders in it go to `below`."""
+def _list_below(root: str, folders: list[str], alive: Callable[[], None]) -> list[Listed]:
+    found: list[Listed] = []
+    while folders:
+        found += _list(root, folders.pop(), folders, alive)
+    return found
+
+
+def _list(root: str, folder: str, below: list[str], alive: Callable[[], None] = lambda: None) -> Iterator[Listed]:
+    """The files of one folder; the folders in it go to `below`. alive: called now and then."""
+    alive()
     try:
         with os.scandir(f"{root}/{folder}") as found:
-            for entry in found:
+            for number, entry in enumerate(found, 1):
+                if not number % _LOOK:
+                    alive()
                 path = f"{folder}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     below.append(f"{path}/")
@@ -148,10 +157,10 @@ def _list(root: str, folder: str, below: list[str]) -> Iterator[Listed]:
                     raise DataError(what, where=f"{root}/{path}", hint="a dataset holds plain files only")
                 status = entry.stat(follow_symlinks=False)
                 yield path, status.st_size, str(status.st_mtime_ns)
-    except FileNotFoundError as error:
-        if not folder:
-            raise
-        raise changed(f"{root}/{folder}") from error
+    except OSError as error:
+        if folder and isinstance(error, FileNotFoundError):
+            raise changed(f"{root}/{folder}") from error
+        raise read_error(error, Path(root, folder)) from error
 
 
 def changed(where: str) -> DataError:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import zarr
 
-from pitools.core.errors import DataError
+from pitools.core.errors import ClusterError, DataError, Unreachable
 from pitools.dataset.ingest import ingest
 from pitools.stage.local import LocalSource
 from pitools.stage.plain.stores import (
@@ -100,6 +102,29 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     assert survey(wide).signature == found.signature
     (deep / "0").touch()
     assert survey(wide).signature != found.signature
+
+
+def test_many_folders_are_listed_where_no_process_is_to_be_had(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a user's limit of processes this one lists them all."""
+    found = survey(wide)
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    assert survey(wide) == found
+
+
+def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder deep within that refuses, and one that goes while it is listed."""
+    scandir = os.scandir
+    for number, kind in ((errno.EACCES, ClusterError), (errno.ESTALE, Unreachable), (errno.ENOENT, DataError)):
+
+        def refused(path: str, number: int = number) -> Any:
+            if path.endswith("77/0/"):
+                raise OSError(number, os.strerror(number))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refused)
+        with pytest.raises(kind) as raised:
+            survey(wide)
+        assert "data/77/0" in str(raised.value)
 
 
 def test_a_manifest_is_made(store: Path) -> None:
