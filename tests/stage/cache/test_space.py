@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import signal
 import threading
@@ -340,27 +341,30 @@ def test_min_free_is_kept_for_others(tmpfs):
 def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
     """Eight processes want a third of the quota each: never more than three have it."""
     prepare(root)
-    limits, most = Limits(quota_bytes=31 * MIB), 0
+    limits = Limits(quota_bytes=31 * MIB)
+    context = multiprocessing.get_context("fork")
+    room, shared, full = context.Semaphore(3), context.Event(), context.Event()
     pids = []
     for n in range(8):
         pid = os.fork()
         if not pid:
-            until = time.monotonic() + 1.0
             with contextlib.suppress(BaseException):
-                while time.monotonic() < until:
+                until, left = time.monotonic() + 30, 10
+                while (left > 0 or not shared.is_set()) and time.monotonic() < until:
                     with contextlib.suppress(NoSpace), reserved(root, f"v{n}", 10 * MIB, limits):
-                        (root / f"have{n}").touch()
-                        time.sleep(0.02)
-                        (root / f"have{n}").unlink()
+                        left -= 1
+                        if not room.acquire(block=False):
+                            full.set()
+                            break
+                        if room.get_value() < 2:
+                            shared.set()
+                        time.sleep(0.01)
+                        room.release()
             os._exit(0)
         pids.append(pid)
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
-        most = max(most, len(list(root.glob("have*"))))
-        time.sleep(0.001)
     for pid in pids:
         os.waitpid(pid, 0)
-    assert 1 < most <= 3
+    assert (shared.is_set(), full.is_set()) == (True, False)
 
 
 def test_a_stage_evicts_to_keep_its_quota(root: Path, make_dataset):
