@@ -50,20 +50,24 @@ _REMOTE = (
     f'case "$v" in {_globs(_OF_MPIRUN)}) unset "$v";; SLURM_CONF|{_globs(_SETTING)}) ;; *) unset "$v";; esac; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
-# Of some files and folders, and of the folders above them, with links and without, those that are neither this user's
-# nor root's, or that others can write to, as far as the system's own tools there can tell: a sticky folder keeps what
-# is below it to its owner, but takes new commands from anybody. One line: csh, where it is the login shell, takes no
-# other.
+# Of some files and folders, and of every folder and link that leads to them, those that are neither this user's nor
+# root's, or that others can write to, as far as the system's own tools there can tell: a sticky folder keeps what is
+# below it to its owner, but takes new commands from anybody. A link is followed only where what leads to it is safe, so
+# that nobody else makes the way longer than a command line; and 40 of them, as by the kernel. What is named below the
+# folder named last goes on from where that led. One line: csh, where it is the login shell, takes no other.
 OPEN = (
     "PATH=/usr/bin:/bin:$PATH; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
-    's=$(id -u slurm 2> /dev/null || echo 0); c() { [ $# = 0 ] || find "$@" -maxdepth 0 '
+    's=$(id -u slurm 2> /dev/null || echo 0); c() { find "$@" -maxdepth 0 '
     "'(' ! -user 0 ! -user \"$u\" ! -user \"$s\" -o ! -type l $k '(' -perm -002 -o -perm -020 ! -group 0 "
     "! -group \"$g\" ')' ')' -print; }; "
-    'n=$#; for f do [ ! -e "$f" ] || set -- "$@" "$f" "$(readlink -f "$f")"; done; shift $n; k=; c "$@"; '
-    'n=$#; for f do while case $f in /*/*) f=${f%/*};; *) false;; esac; do set -- "$@" "$f"; done; done; shift $n; '
-    'k="! -perm -1000"; c "$@"'
+    'n=$#; d=; e=; k="! -perm -1000"; for f do shift $n; n=0; l=0; '
+    'case $f in "$d"/*) a=$e; r=${f#"$d"};; /*) a=; r=$f;; *) a=; r=$PWD/$f;; esac; '
+    'while [ "$r" ]; do p=${r%%/*}; r=${r#"$p"}; r=${r#/}; case $p in ""|.) continue;; ..) a=${a%/*}; continue;; esac; '
+    'p=$a/$p; set -- "$@" "$p"; [ -L "$p" ] || { a=$p; continue; }; [ -z "$(c "$@")" ] || { a=; break; }; set --; '
+    'l=$((l + 1)); [ $l -le 40 ] && p=$(readlink "$p") || { echo "$f"; a=; break; }; r=$p/$r; '
+    'case $p in /*) a=;; esac; done; [ ! -d "$a" ] || { d=$f; e=$a; }; [ ! -k "$a" ] || (k=; c "$a"); done; c / "$@"'
 )
-IS_OPEN, _OPEN_CODE = "can be written by others, or is another user's (expected you or root)", 78
+IS_OPEN, _OPEN_CODE = "can be written by others, is another user's (expected you or root), or is a loop of links", 78
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
 # locale. On both streams this line ends them.
 MARK = "\x1e\n"

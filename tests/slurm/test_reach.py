@@ -181,6 +181,75 @@ def test_what_is_looked_at_there_does_not_run(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("over", ["its last part", "a part in the middle"])
+@pytest.mark.parametrize("which", ["conf", "bin"])
+@pytest.mark.parametrize("harm", ["writable", "owner"])
+def test_what_leads_from_link_to_link_is_looked_at(
+    far_end: Reach, tmp_path: Path, harm: str, which: str, over: str, request: pytest.FixtureRequest
+) -> None:
+    """A link in the middle of a chain, in a folder of everybody's or another user's own: whoever can exchange it
+    decides what runs, so nothing does. Relative or in full, healthy links stay accepted, in a sticky folder too."""
+    (tmp_path / "real" / "bin").mkdir(parents=True)
+    (tmp_path / "real" / "bin" / "slurm.conf").touch(0o644)
+    shared = tmp_path / "o'p $t" / "shared"
+    shared.mkdir(parents=True)
+    hop, mine, ran = shared / "h op", tmp_path / "mine", tmp_path / "ran"
+    if over == "its last part":
+        hop.symlink_to("../../real/bin")
+        mine.symlink_to(hop)
+    else:
+        hop.symlink_to(tmp_path / "real")
+        mine.symlink_to("o'p $t/../o'p $t//./shared/h op/bin/")
+    far = {"env": {"SLURM_CONF": f"{mine}/slurm.conf"}} if which == "conf" else {"bin": str(mine)}
+    reach = msgspec.structs.replace(far_end, **far)
+    for mode in (0o755, 0o1777):
+        shared.chmod(mode)
+        assert call(reach, ["true"], env={}).code == 0
+    if harm == "writable":
+        shared.chmod(0o777)
+    else:
+        request.getfixturevalue("as_root")
+        os.chown(hop, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="can be written by others") as caught:
+        call(reach, ["touch", str(ran)], env={})
+    assert caught.value.what.startswith(f"{shared if harm == 'writable' else hop} can")
+    assert not ran.exists()
+
+
+def test_a_command_s_links_are_looked_at(far_end: Reach, tmp_path: Path) -> None:
+    """In a safe folder of commands, too, one that a folder of everybody's leads to is not run."""
+    for name in ("bin", "shared", "real"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "real" / "squeue").touch(0o755)
+    (tmp_path / "shared" / "hop").symlink_to("../real/squeue")
+    (tmp_path / "bin" / "squeue").symlink_to("../shared/hop")
+    reach = msgspec.structs.replace(far_end, bin=str(tmp_path / "bin"))
+    assert call(reach, ["true"], env={}).code == 0
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by others") as caught:
+        call(reach, ["true"], env={})
+    assert caught.value.what.startswith(f"{tmp_path / 'shared'} can")
+
+
+@pytest.mark.parametrize(("links", "ok"), [(40, True), (41, False)])
+def test_no_more_links_are_followed_than_by_the_kernel(far_end: Reach, tmp_path: Path, links: int, ok: bool) -> None:
+    """40 of them; what a 41st leads to is refused, and so is what leads round in a circle, which ends."""
+    (tmp_path / "0").touch(0o644)
+    for i in range(links):
+        (tmp_path / f"{i + 1}").symlink_to(f"{i}")
+    (tmp_path / "round").symlink_to("about")
+    (tmp_path / "about").symlink_to(tmp_path / "round")
+    names = [f"{links}"] if ok else [f"{links}", "round", "round/slurm.conf"]
+    for name in names:
+        reach = msgspec.structs.replace(far_end, env={"SLURM_CONF": f"{tmp_path}/{name}"})
+        if ok:
+            assert call(reach, ["true"], env={}).code == 0
+        else:
+            with pytest.raises(ConfigError, match="or is a loop of links") as caught:
+                call(reach, ["true"], env={})
+            assert caught.value.what.startswith(f"{tmp_path}/{name} can")
+
+
 def test_stdin_and_exit_codes_go_through(far_end: Reach) -> None:
     """A script on stdin arrives; a command's own 255 is not taken for a failure of ssh."""
     assert call(far_end, ["cat"], env={}, stdin="#!/bin/sh\n'é'\n").stdout == "#!/bin/sh\n'é'\n"
