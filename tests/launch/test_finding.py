@@ -41,7 +41,8 @@ def run(make_plan: MakePlan, tmp_path: Path) -> Path:
     made = tmp_path / "theirs" / NAME
     made.mkdir(parents=True)
     (tmp_path / "other.toml").write_text(f'name = "other"\nscheduler = "none"\n[paths]\nruns = "{made.parent}"\n')
-    (made / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(make_plan("local"), site="other")))
+    plan = msgspec.structs.replace(make_plan("local"), site="other", runs=str(made.parent))
+    (made / "plan.json").write_bytes(msgspec.json.encode(plan))
     (made / "request.toml").write_text('name = "x"\ncommand = "true"\n')
     (made / "progress").write_text("20\n")
     return made

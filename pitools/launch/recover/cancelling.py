@@ -142,20 +142,21 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             for job_id, name in known.items():
                 client(site).cancel([job_id], name=name, user=user)
         elif known:
-            _scancel(site, list(known), user)
+            _scancel(run_dir, site, list(known), user)
         with contextlib.suppress(PitError):  # what is kept grows old by itself
             polling.changed(site)
     folder.note(run_dir, "cancel", job_id=job.job_id if job else "")
 
 
-def _scancel(site: Site, ids: list[str], user: str) -> None:
+def _scancel(run_dir: Path, site: Site, ids: list[str], user: str) -> None:
     """End jobs. Raises TryLater for whatever is no refusal, such as a configuration that cannot be had just now."""
     try:
         client(site).cancel(ids, user=user)
     except ClusterError as error:
         if isinstance(error, ToolMissing) or refusals.is_denied(error):
             raise
-        raise TryLater(error.what, where=error.where, hint=error.hint) from error
+        hint = f"to take the cancel back: pit launch resume {run_dir.name} --force"
+        raise TryLater(error.what, where=error.where, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
 
 
 def _are_gone(run_dir: Path, wait_s: float) -> bool:

@@ -56,7 +56,9 @@ def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, 
     made = planning.make(request, site, str(run_dir), request_text=was.request_text)
     before = {key: value for key, value in facts.of_run(run_dir).items() if key[0] not in ("machine", "outcome")}
     after = facts.now(made, site, run_dir)
-    if provenance.is_copy(run_dir, was):
+    try:
+        provenance.require_no_copy(run_dir, was)
+    except PitError:  # what is not known to be none counts as a copy
         after |= _others_links(run_dir)
     if ranks:
         kept = same_nodes or site.scheduler == "none"

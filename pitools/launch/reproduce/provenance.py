@@ -12,6 +12,7 @@ each attempt's `hostfile`.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any
 import msgspec
 
 import pitools
-from pitools.core import clock
-from pitools.core.errors import ConfigError, DataError
+from pitools.core import clock, trust
+from pitools.core.errors import ClusterError, ConfigError, DataError, Unreachable
 from pitools.core.files import os_error, write_atomic
 from pitools.core.record import Record
 from pitools.launch.plan import Plan
@@ -210,23 +211,28 @@ def _flat(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((f"{name}.{key}", text) for key, text in _flat(value))
 
 
-def is_copy(run_dir: Path, plan: Plan) -> bool:
-    """Whether this folder is a copy of a run's: its plan and its script lead to that one, which others may change."""
+def require_no_copy(run_dir: Path, plan: Plan) -> None:
+    """Refuse to go on with a copy of a run's folder: its plan and its script lead to that one, which others may change.
+
+    Which one that is, the folder's own records say. Raises ConfigError, also where that one is not here or a link of
+    another user's leads to it, which could lead elsewhere later; ClusterError or Unreachable where it cannot be read.
+    """
     record = read(run_dir)
-    home = Path(plan.runs) / record.run if record else run_dir
+    home = Path(plan.runs) / (record.run if record else run_dir.name)
     if (run_dir / code.FOLDER).is_dir():
         home = Path(plan.request.workdir).parent
     try:
-        return not run_dir.samefile(home)
-    except OSError:
-        return True
-
-
-def require_no_copy(run_dir: Path, plan: Plan) -> None:
-    """Refuse to go on with a copy of a run's folder. Raises ConfigError."""
-    if is_copy(run_dir, plan):
+        is_home = run_dir.samefile(home)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            what, hint = f"the run's own folder is not here (expected {home})", "continue it where that can be seen"
+            raise ConfigError(what, where=str(run_dir), hint=hint) from error
+        kind = ClusterError if isinstance(error, PermissionError) else Unreachable
+        raise kind(f"the run's own folder cannot be read: {error.strerror}", where=str(home)) from error
+    if not is_home:
         what = "the folder is a copy of a run's, whose plan and script lead to that one"
         raise ConfigError(what, where=str(run_dir), hint=f"run it anew: pit launch reproduce {run_dir}")
+    trust.check(home, "the run's own folder", group_above=True)
 
 
 def in_own_code(run_dir: Path, plan: Plan) -> Request:

@@ -60,6 +60,24 @@ def test_what_has_finished_is_not_called_cancelled(
     assert cancel_request.read(run_dir) is None
 
 
+def test_a_cancel_that_never_succeeds_can_be_taken_back(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What scancel says need be no refusal, and it is tried again: how to end that is said, and does it."""
+
+    def fails(ids: list[str], *, user: str) -> None:
+        raise ClusterError("Kill job error: Some such thing", where="scancel")
+
+    run_dir = runs.make()
+    monkeypatch.setattr(cancelling, "client", lambda site: SimpleNamespace(cancel=fails))
+    with pytest.raises(TryLater) as caught:
+        cancelling.cancel(run_dir, SITE)
+    assert "pit launch resume t-1 --force" in caught.value.hint
+    assert cancel_request.read(run_dir)
+    assert resume(run_dir, SITE, force=True).action == "left"
+    assert cancel_request.read(run_dir) is None
+
+
 @pytest.mark.usefixtures("as_root")
 def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever an ssh site names is whose jobs are there; a job of which no id is known is not looked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, TryLater, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.launch import jobs, leave
 from pitools.launch.recover import asking, exclusions, policy, settling
 from pitools.launch.recover.lock import held
@@ -300,3 +301,37 @@ def test_faults_with_progress_go_on_and_on(runs: Runs, cluster: Cluster) -> None
     assert len(settling.history(run_dir)) == 30
     assert "stopped" not in ended(run_dir)
     assert isinstance(said, Resumed)
+
+
+def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, tmp_path: Path) -> None:
+    """Nor is it told to run anew what may only be mounted elsewhere."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    cluster.states["100"] = "FAILED"
+    copy = shutil.copytree(run_dir, tmp_path / "copies" / run_dir.name)
+    with pytest.raises(ConfigError, match="is a copy") as caught:
+        resume(copy, SITE, force=True)
+    assert "reproduce" in caught.value.hint
+    runs.root.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match=rf"is not here \(expected {run_dir}\)") as caught:
+        resume(copy, SITE, force=True)
+    assert "reproduce" not in caught.value.hint
+    assert cluster.sent == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ESTALE, Unreachable), (errno.EIO, Unreachable), (errno.EACCES, ClusterError)]
+)
+def test_what_cannot_be_read_is_not_called_a_copy(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[PitError]
+) -> None:
+    """Run anew, the run would run twice."""
+
+    def fails(*_: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    run_dir = runs.make()
+    monkeypatch.setattr(Path, "samefile", fails)
+    with pytest.raises(kind, match=os.strerror(number)) as caught:
+        resume(run_dir, SITE)
+    assert "reproduce" not in caught.value.hint

@@ -14,7 +14,7 @@ import pytest
 
 from pitools.core import clock
 from pitools.core.errors import ConfigError, DataError
-from pitools.launch.reproduce import again, code, diff, facts
+from pitools.launch.reproduce import again, code, diff, facts, provenance
 from pitools.run import folder, steps
 from pitools.site import load
 from pitools.store import digest, manifest
@@ -153,6 +153,21 @@ def test_links_of_a_copy_to_what_others_can_change_are_shown(work: Path, make_ru
     copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
     assert again.plan(run, load.load("local"))[1] == []
     assert [(one.part, one.key) for one in again.plan(copy, load.load("local"))[1]] == [("code", "theirs")]
+    shutil.rmtree(run)
+    assert [(one.part, one.key) for one in again.plan(copy, load.load("local"))[1]] == [("code", "theirs")]
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_link_of_another_user_s_does_not_make_a_copy_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    """It leads to the copy now, and elsewhere by the time that the script follows it; one's own may lead there."""
+    run, link = make_run("r-1", entry="loop:main"), tmp_path / "link"
+    link.symlink_to(run)
+    was = facts.plan_of(run)
+    led = msgspec.structs.replace(was, request=msgspec.structs.replace(was.request, workdir=f"{link}/code"))
+    provenance.require_no_copy(run, led)
+    os.lchown(link, 54321, -1)
+    with pytest.raises(ConfigError, match="belongs to user 54321"):
+        provenance.require_no_copy(run, led)
 
 
 def test_a_run_that_kept_nothing(make_run: MakeRun) -> None:
