@@ -119,15 +119,15 @@ def stranger(clusters: Path, repo: Path) -> Iterator[tuple[str, str]]:
 
     Where nobody may make users, or theirs cannot read this checkout, it is the user of the tests.
     """
-    name = f"pitfar{os.getpid()}"
+    name, own = f"pitfar{os.getpid()}", f"env PYTHONDONTWRITEBYTECODE=1 {sys.executable}"
     if os.geteuid() or run("useradd", "-M", "-N", "-p", "*", "-d", "/nonexistent", "-s", "/bin/sh", name).returncode:
-        yield getpass.getuser(), sys.executable
+        yield getpass.getuser(), own
         return
     conf = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
     try:
         python = interpreter(name, repo)
         if not python:
-            yield getpass.getuser(), sys.executable
+            yield getpass.getuser(), own
             return
         added = run(
             "sacctmgr", "-i", "add", "user", name, "account=lab", "cluster=alpha", "defaultaccount=lab", env=conf
