@@ -52,9 +52,10 @@ _REMOTE = (
 )
 # Of some files and folders, and of every folder and link that leads to them, those that are neither this user's nor
 # root's, or that others can write to, as far as the system's own tools there can tell: a sticky folder keeps what is
-# below it to its owner, but takes new commands from anybody. A link is followed only where what leads to it is safe, so
-# that nobody else makes the way longer than a command line; and 40 of them, as by the kernel. What is named below the
-# folder named last goes on from where that led. One line: csh, where it is the login shell, takes no other.
+# below it to its owner, but takes new commands from anybody. A link is followed only after every folder and link before
+# it was found safe: another user's could make the path longer than `find`'s command line may be. At most 40 links are
+# followed, as by the kernel. A path below the last folder named starts from the folder that one was resolved to. One
+# line: csh, where it is the login shell, takes no other.
 OPEN = (
     "PATH=/usr/bin:/bin:$PATH; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
     's=$(id -u slurm 2> /dev/null || echo 0); c() { find "$@" -maxdepth 0 '

@@ -187,8 +187,8 @@ def test_what_is_looked_at_there_does_not_run(
 def test_what_leads_from_link_to_link_is_looked_at(
     far_end: Reach, tmp_path: Path, harm: str, which: str, over: str, request: pytest.FixtureRequest
 ) -> None:
-    """A link in the middle of a chain, in a folder of everybody's or another user's own: whoever can exchange it
-    decides what runs, so nothing does. Relative or in full, healthy links stay accepted, in a sticky folder too."""
+    """A link in the middle of a chain is refused where its folder is writable by all or it is another user's, and
+    nothing runs. Safe links are accepted, relative and absolute, in a sticky folder too."""
     (tmp_path / "real" / "bin").mkdir(parents=True)
     (tmp_path / "real" / "bin" / "slurm.conf").touch(0o644)
     shared = tmp_path / "o'p $t" / "shared"
@@ -217,7 +217,7 @@ def test_what_leads_from_link_to_link_is_looked_at(
 
 
 def test_a_command_s_links_are_looked_at(far_end: Reach, tmp_path: Path) -> None:
-    """In a safe folder of commands, too, one that a folder of everybody's leads to is not run."""
+    """A command in a safe folder is refused where its link goes through a folder that all can write to."""
     for name in ("bin", "shared", "real"):
         (tmp_path / name).mkdir()
     (tmp_path / "real" / "squeue").touch(0o755)

@@ -214,8 +214,9 @@ def _flat(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def require_no_copy(run_dir: Path, plan: Plan) -> None:
     """Refuse to go on with a copy of a run's folder: its plan and its script lead to that one, which others may change.
 
-    Which one that is, the folder's own records say. Raises ConfigError, also where that one is not here or a link of
-    another user's leads to it, which could lead elsewhere later; ClusterError or Unreachable where it cannot be read.
+    The original's path is read from the folder's own plan and records. Raises ConfigError, also where the original does
+    not exist here, or its path goes through another user's link, which may point elsewhere later; ClusterError or
+    Unreachable where it cannot be read.
     """
     record = read(run_dir)
     home = Path(plan.runs) / (record.run if record else run_dir.name)

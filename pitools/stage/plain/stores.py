@@ -99,8 +99,8 @@ def survey_listing(name: str, listed: Iterable[Listed], where: str) -> Survey:
 
 
 def _walk(root: str) -> list[Listed]:
-    """Every file below a folder. Many folders are shared out to processes: each takes a system call or, on a network
-    file system, a wait.
+    """List every file below a folder, with several processes where there are many folders: each of them is a round trip
+    on a network file system. Raises as `survey`.
     """
     found: list[Listed] = []
     level = [""]
@@ -114,7 +114,7 @@ def _walk(root: str) -> list[Listed]:
     try:
         rest: list[Listed] = []
         pool.run(shares, partial(_Lister, root), rest.extend, readers=pool.default_readers(), advance=lambda _: None)
-    except OSError:  # no process is to be had, and one is enough
+    except OSError:  # no process could be started: this one lists the rest
         rest = _list_below(root, level, lambda: None)
     return found + rest
 

@@ -63,7 +63,7 @@ def test_what_has_finished_is_not_called_cancelled(
 def test_a_cancel_that_never_succeeds_can_be_taken_back(
     runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What scancel says need be no refusal, and it is tried again: how to end that is said, and does it."""
+    """An error of scancel that is no refusal is tried again; the command in its hint takes the cancel back."""
 
     def fails(ids: list[str], *, user: str) -> None:
         raise ClusterError("Kill job error: Some such thing", where="scancel")

@@ -304,7 +304,7 @@ def test_faults_with_progress_go_on_and_on(runs: Runs, cluster: Cluster) -> None
 
 
 def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, tmp_path: Path) -> None:
-    """Nor is it told to run anew what may only be mounted elsewhere."""
+    """A copy is refused; where the original cannot be seen, the hint is not to reproduce it."""
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
@@ -325,7 +325,7 @@ def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, t
 def test_what_cannot_be_read_is_not_called_a_copy(
     runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[PitError]
 ) -> None:
-    """Run anew, the run would run twice."""
+    """An error of the file system is raised as such, without the hint to reproduce, which would run it twice."""
 
     def fails(*_: object) -> bool:
         raise OSError(number, os.strerror(number))

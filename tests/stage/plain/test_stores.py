@@ -105,14 +105,14 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
 
 
 def test_many_folders_are_listed_where_no_process_is_to_be_had(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a user's limit of processes this one lists them all."""
+    """Where fork fails, as at the limit of processes, the calling process lists them all."""
     found = survey(wide)
     monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     assert survey(wide) == found
 
 
 def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder deep within that refuses, and one that goes while it is listed."""
+    """A nested folder that cannot be read, and one that is removed during the listing, are named in the error."""
     scandir = os.scandir
     for number, kind in ((errno.EACCES, ClusterError), (errno.ESTALE, Unreachable), (errno.ENOENT, DataError)):
 
