@@ -120,8 +120,8 @@ def test_its_folder_is_a_run(sent: Sent) -> None:
     run = status.show(sent.array_dir, site)
     assert (run.job_id, run.attempts) == (sent.array[0].job_id.partition("_")[0], 3)
     assert "squaring 3" in "".join(logs.read(sent.array_dir, site, 0, follow=False))
-    until(lambda: sent.failing.paths.stdout.exists())
-    assert sent.failing.task(1).paths.stdout.name == "1.out"
+    # Before its ranks begin, a job's output is the job's own file.
+    until(lambda: sent.failing.task(1).paths.stdout.name == "1.out")
     assert not (sent.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
 
 
