@@ -296,7 +296,7 @@ def test_list_is_of_one_site_and_asks_once(small: Small, pit: Pit, tmp_path: Pat
 @pytest.mark.slow
 def test_colliding_jobs_stay_apart(clusters: Path, repo: Path) -> None:
     """A sample of the campaign in perf/: two jobs that JAX's own rule sends to one port both end right."""
-    bench = repo / "perf" / "bench_launch_collisions.py"
-    done = subprocess.run([sys.executable, str(bench), "--pairs", "1"], capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", "perf.launch.bench_collisions", "--pairs", "1"]
+    done = subprocess.run(argv, cwd=repo, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["case"].startswith("1 of 1 colliding pairs right")

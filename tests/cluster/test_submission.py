@@ -20,16 +20,16 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def ways(clusters: Path, repo: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """perf/submit_ways.py."""
-    monkeypatch.syspath_prepend(str(repo / "perf"))
-    import submit_ways
+    """perf/launch/submit_variants.py."""
+    monkeypatch.syspath_prepend(str(repo))
+    from perf.launch import submit_variants
 
-    return submit_ways
+    return submit_variants
 
 
 def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of perf/bench_submit_once.py: each fault once, four killed senders, and one job each, that ran once."""
-    import slurm_proxy
+    """A sample of perf/run launch_submit_once: each fault once, four killed senders, and one job each, that ran once."""
+    from perf.launch import slurm_proxy
 
     # This cluster's own word would be 20 s; the proxy keeps a request for 4.
     monkeypatch.setattr(sought, "_digests_s", lambda _: 6.0)
@@ -47,7 +47,7 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
 
 def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
     """Nobody listens: without patience that is an error, and nothing is left of the attempt; later there is one job."""
-    import slurm_proxy
+    from perf.launch import slurm_proxy
 
     run_dir = ways.make(tmp_path / f"back-{secrets.token_hex(4)}")
     with slurm_proxy.Proxy(ways.PORT, lambda _: "") as proxy:
@@ -66,7 +66,7 @@ def test_launch_run_finds_its_job(
     ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path
 ) -> None:  # fmt: skip
     """`pit launch run` whose sbatch got no answer looks itself: there is one job, and the run knows it."""
-    import slurm_proxy
+    from perf.launch import slurm_proxy
 
     (tmp_path / "request.toml").write_text('name = "found"\ncommand = "true"\nnodes = 1\ntime = "2m"\n')
     with slurm_proxy.Proxy(ways.PORT, lambda number: "" if number else "drop") as proxy:

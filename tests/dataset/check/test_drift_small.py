@@ -1,4 +1,4 @@
-"""Appends of a few episodes: healthy ones are taken, and faults are seen; samples of perf/bench_dataset_drift.py."""
+"""Appends of a few episodes: healthy ones are taken, and faults are seen; samples of perf/dataset/bench_drift.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 @pytest.fixture
 def bench(repo: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """perf/bench_dataset_drift.py."""
-    monkeypatch.syspath_prepend(str(repo / "perf"))
-    import bench_dataset_drift
+    """perf/dataset/bench_drift.py."""
+    monkeypatch.syspath_prepend(str(repo))
+    from perf.dataset import bench_drift
 
-    return bench_dataset_drift
+    return bench_drift
 
 
 def shares(bench: ModuleType, fault: str, count: int) -> dict[int, float]:

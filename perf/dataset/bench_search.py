@@ -1,0 +1,121 @@
+"""A search among 10,000 versions: the whole command, and the search alone, against reading every manifest.
+
+perf/run dataset_search [--quick] [--rounds 9] [--memory /dev/shm]
+
+100 datasets of 100 versions, each manifest of 60 files, 12 arrays and 5 instructions. Warm means that the index is
+there and nothing changed; then one version is published before each search. The first search, which makes the index,
+is told as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from perf.harness.harness import compare, in_turn, judge, report
+from perf.harness.workspace import arguments, say, workspace
+from pitools.dataset.catalog import index, search
+from pitools.store import manifest as manifests
+from pitools.store.manifest import ArraySchema, FileEntry, Manifest
+
+PIT = Path(sys.executable).parent / "pit"
+LIMIT_S = 0.1
+WHERE = ("task~drawer 7", "episodes>=150", "field=obs/*_image", "published>=2020-01-01")
+ARRAYS = (
+    "action",
+    "reward",
+    "done",
+    *(f"obs/camera_{i}_image" for i in range(4)),
+    *(f"obs/state_{i}" for i in range(5)),
+)
+
+
+def publish(root: Path, name: str, number: int) -> None:
+    """One version, as far as its manifest goes."""
+    digest = f"xxh3_128:{number:032x}"
+    files = sorted(f"{array}/c/{shard}" for array in ARRAYS for shard in range(5))
+    made = Manifest(
+        name=name, episodes=100 + number % 100, steps=10_000, parent=f"{number:032x}",
+        arrays={array: ArraySchema(shape=(10_000, 7), dtype="float32") for array in ARRAYS},
+        files=tuple(FileEntry(path=path, bytes=1 << 20, digest=digest) for path in files),
+        source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
+        tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
+    )  # fmt: skip
+    data = manifests.encode(made)
+    folder = root / name / manifests.version(data)
+    folder.mkdir(parents=True)
+    (folder / manifests.FILE_NAME).write_bytes(data)
+
+
+def command(root: Path, env: dict[str, str]) -> None:
+    words = [word for condition in WHERE for word in ("--where", condition)]
+    done = subprocess.run([PIT, "dataset", "list", root, *words], env=env, capture_output=True, check=True)
+    if not done.stdout:
+        sys.exit("nothing was found")
+
+
+def alone(root: Path) -> list[search.Listed]:
+    return list(search.find(root, index.load(root)[0], WHERE))
+
+
+def by_reading(root: Path) -> int:
+    """What a search costs without an index: every manifest decoded."""
+    found = 0
+    for path in root.glob("*/*/manifest.json"):
+        known = manifests.decode(path.read_bytes(), str(path))
+        has_task = any("drawer 7" in task for task in known.tasks or ())
+        found += known.episodes >= 150 and has_task and any(name.endswith("_image") for name in known.arrays)
+    return found
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    names, each = (20, 50) if args.quick else (100, 100)
+    count = names * each
+    with workspace(args.memory, needed=count * 40_000) as home:
+        root, cache = home / "root", home / "cache"
+        for number in range(count):
+            publish(root, f"set-{number % names}", number)
+        time.sleep(2.5)  # a folder that changed just now is not believed
+        os.environ["XDG_CACHE_HOME"] = str(cache)
+        env = dict(os.environ)
+        began = time.perf_counter()
+        command(root, env)
+        say(f"the first search, which makes the index: {time.perf_counter() - began:.2f} s")
+        say(f"the index has {index.file_for(root).stat().st_size / 1e6:.1f} MB; {len(alone(root))} versions are found")
+        if len(alone(root)) != by_reading(root):
+            sys.exit("the index finds something else than the manifests say")
+        times = in_turn(args.rounds, {
+            "command": lambda: command(root, env),
+            "alone": lambda: alone(root),
+            "python": lambda: subprocess.run([sys.executable, "-c", "pass"], check=True),
+            "pit": lambda: subprocess.run([PIT, "dataset", "list", "--help"], capture_output=True, check=True),
+        })  # fmt: skip
+        for name, took in times.items():
+            say(f"  {name}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
+        reading = in_turn(1 if args.quick else 3, {"reading": lambda: by_reading(root)})["reading"]
+        spent = []
+        for number in range(3):
+            publish(root, f"set-{number}", count + number)
+            began = time.perf_counter()
+            command(root, env)
+            spent.append(time.perf_counter() - began)
+        shutil.rmtree(cache)
+        what = f"search {count:,} versions"
+        pairs = len(reading)
+        return report([
+            judge(f"{what}: the command, warm", "limit 100 ms", "", [LIMIT_S / t for t in times["command"]], reach=1.0),
+            judge(f"{what}: without the start of `pit`", "limit 100 ms", "", [LIMIT_S / t for t in times["alone"]],
+                  reach=1.0),
+            judge(f"{what}: the command, one version new", "limit 100 ms", "", [LIMIT_S / t for t in spent], reach=1.0),
+            compare(f"{what}: without the start of `pit`", "reading every manifest", "msgspec",
+                    times["alone"][:pairs], reading, reach=20.0),
+        ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Random windows of 64 steps of 14 numbers (float32) in batches of 64, which is what actions and states are.
+
+perf/run loader_low_dim [--quick] [--rounds 5] [--disk /var/tmp]
+
+zarr reads window by window, and, a case of its own, all steps of a batch by one `oindex`. Ours is the whole loader,
+which holds an array so small in memory. So could a user, by hand: that is the last case, an
+index into a NumPy array with no order, no threads and no buffers about it, and it is reported, not raced.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from perf.harness.harness import Case, compare, in_turn, report
+from perf.harness.workspace import arguments, say, spread, workspace
+from perf.loader.loader_data import ACTION, LENGTH, ingest, record_actions
+from perf.loader.loader_peers import Way, enter, fastest, named, tensorstore_ways, zarr_ways
+from perf.loader.our_loader import Ours
+
+BATCH = 64
+REACH = {"zarr": 120.0, "zarr, oindex": 120.0, "tensorstore": 3.0, "numpy": 0.0}
+OURS = "ours"
+
+
+def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds: int, tune: bool) -> list[Case]:
+    """Batches of windows: ours, zarr's (a tenth as many), tensorstore's, and by an index into memory."""
+    import zarr
+
+    ours = Ours(path, array="action", batch=BATCH)
+    out = np.empty((BATCH, LENGTH, ACTION), np.float32)
+    window = np.arange(LENGTH)
+
+    def index(starts: list[int], to: np.ndarray) -> None:
+        np.take(actions, np.asarray(starts)[:, None] + window, axis=0, out=to, mode="clip")
+
+    store = zarr.open_array(path / "action", mode="r", zarr_format=3)
+
+    def oindex(starts: list[int], to: np.ndarray) -> None:
+        to[:] = store.oindex[(np.asarray(starts)[:, None] + window).ravel()].reshape(to.shape)
+
+    ways = {
+        "zarr": zarr_ways(path / "action", LENGTH),
+        "zarr, oindex": [Way("oindex[] of all steps of a batch", oindex)],
+        "tensorstore": tensorstore_ways(path / "action", LENGTH),
+        "numpy": [Way("np.take of the whole array, held in memory", index)],
+    }
+    counts = dict.fromkeys(("zarr", "zarr, oindex"), max(1, batches // 10))
+
+    def fill(way: Way, count: int) -> None:
+        for starts in ours.windows(count):
+            way.fill(starts, out)
+
+    best = {}
+    for peer, tried in ways.items():
+        for way in tried:
+            (starts,) = ours.windows(1)
+            way.fill(starts, out)
+            if not np.array_equal(out, actions[np.asarray(starts)[:, None] + window]):
+                sys.exit(f"{peer}, {way.about}: not what was recorded")
+        best[peer] = fastest(tried, lambda way, peer=peer: fill(way, counts.get(peer, batches)), tune=tune)
+    times = in_turn(rounds, {
+        OURS: lambda: ours.read(batches),
+        **{peer: lambda way=way, peer=peer: fill(way, counts.get(peer, batches)) for peer, way in best.items()},
+    }, rotate=True, setting=ours.setting)  # fmt: skip
+    ours.close()
+    cases = []
+    for peer, way in best.items():
+        theirs = [seconds * batches / counts.get(peer, batches) for seconds in times[peer]]
+        say(f"low-dimensional, {codec}: {spread(times[OURS])} for {batches} batches, {peer} {spread(theirs)}")
+        cases.append(compare(f"low-dimensional windows, {codec}", peer, named(peer), times[OURS], theirs,
+                             reach=REACH[peer], command=way.about))  # fmt: skip
+    return cases
+
+
+def main() -> int:
+    args = arguments(__doc__)
+    enter()
+    code = 0
+    with workspace(args.disk, needed=1 << 28) as home:
+        made = record_actions(home, episodes=40 if args.quick else 400)
+        for codec in ("raw", "lz4"):
+            path = ingest(made, home / "datasets", codec)
+            actions = np.fromfile(made.actions, np.float32).reshape(-1, ACTION)
+            code |= report(low_dim(path, actions, codec, batches=20 if args.quick else 200, rounds=args.rounds,
+                                   tune=not args.quick))  # fmt: skip
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
