@@ -96,10 +96,14 @@ class NoSpace(TryLater):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean "x"?`, or the choices when nothing is near, or nothing when there are none."""
+    choices = sorted(known)
+    if close := most_similar(name, choices):
+        return f'did you mean "{close}"?'
+    return f"known: {', '.join(choices)}" if choices else ""
+
+
+def most_similar(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like `name`; "" where none is like it."""
     import difflib  # 5 ms, and only wanted when something is already wrong
 
-    choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
-    if close:
-        return f'did you mean "{close[0]}"?'
-    return f"known: {', '.join(choices)}" if choices else ""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), "")

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pitools.core import clock, trust
-from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, nearest
+from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, most_similar
 from pitools.core.files import make_above, own, plain_file, write_atomic
 from pitools.core.record import Record, decode_json
 
@@ -203,8 +203,8 @@ def meant(run: str, known: Collection[str]) -> str:
     begun = sorted((name for name in known if run and name.startswith(run)), key=_stamp, reverse=True)
     if len(begun) > 1:
         return f"{len(begun)} runs begin so; the newest: {begun[0]}"
-    hint = f'did you mean "{begun[0]}"?' if begun else nearest(run, known)
-    return hint if hint.startswith("did you mean") else ""  # a long list of ids helps nobody
+    close = begun[0] if begun else most_similar(run, known)
+    return f'did you mean "{close}"?' if close else ""  # a long list of ids helps nobody
 
 
 def _stamp(run_id: str) -> str:

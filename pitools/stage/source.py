@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.errors import DataError, UsageError, most_similar
 from pitools.stage.cache.root import OBJECTS
 from pitools.stage.local import LocalSource, reading
 from pitools.store import manifest as manifests
@@ -112,10 +112,9 @@ def _what_is_there(path: Path) -> str:
         return "a path of this machine is wanted: mount it, or use an object store's URL"
     if not path.parent.is_dir():
         return "give <root>/<name>/<version>"
-    near = nearest(
-        path.name.partition("@")[0], [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
-    )
-    return near if near.startswith("did you mean") else "give <root>/<name>/<version>"
+    names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    near = most_similar(path.name.partition("@")[0], names)
+    return f'did you mean "{near}"?' if near else "give <root>/<name>/<version>"
 
 
 def _what_is_inside(path: Path) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pitools.core import files, hosts, proc, toml
-from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, nearest
+from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, most_similar, nearest
 
 
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,6 +184,8 @@ def test_nearest_falls_back_to_the_choices() -> None:
     """Nothing near: the choices; no choices: nothing."""
     assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
     assert nearest("zzz", []) == ""
+    assert most_similar("alpa", {"beta", "alpha"}) == "alpha"
+    assert most_similar("zzz", ["alpha", "beta"]) == ""
 
 
 @pytest.mark.parametrize("text", ["n[1-1000000000]", "n[1", "n]1", "@all", "a&b", "n[]", "n[3-1]"])

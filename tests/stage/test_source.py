@@ -172,6 +172,7 @@ def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
     (tmp_path / "data/set.zip").touch()
     hints = {
         "data/bridg": 'did you mean "bridge"?',
+        "data/zzzz": "give <root>/<name>/<version>",
         "data": "inside it are bridge, plain.zarr: name one",
         "data/plain.zarr": "it is a Zarr store, which has none: it is checked as it is staged",
         "data/set.zip": "unpack it first",
