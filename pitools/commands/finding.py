@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pitools.site.model import Site
 
 
@@ -19,24 +21,26 @@ def runs_of(site: Site) -> Path:
 
 def run_folder(run: str, site_name: str) -> Path:
     """A run's folder, by its path, or by its id: at the site first, then at any. Raises UsageError, DataError."""
-    from pitools.core.errors import UsageError
     from pitools.run import folder
     from pitools.site.load import load
 
     try:
         return folder.find(runs_of(load(site_name)), run)
-    except UsageError as error:
+    except folder.RunNotFound as error:
         roots = _elsewhere(site_name) if run and Path(run).name == run else []
         for root in roots:
             with contextlib.suppress(OSError):  # what others may not read
                 if (root / run / "plan.json").is_file():
                     return (root / run).resolve()
-        if roots:
-            error.where += f", and those of {len(roots)} more sites"
-        close = folder.meant(run, [name for root in roots for name in _names(root)])
-        if close and "launch list" in error.hint:
-            raise UsageError(error.what, where=error.where, hint=close) from error
-        raise
+        where = f"{error.where}, and those of {len(roots)} more sites" if roots else error.where
+        ids = error.suggestions or folder.suggest_ids(run, [name for root in roots for name in _names(root)])
+        raise folder.RunNotFound(error.what, where=where, hint=_hint(ids), suggestions=ids) from error
+
+
+def _hint(ids: Sequence[str]) -> str:
+    if len(ids) > 1:
+        return f"{len(ids)} runs begin so; the newest: {ids[0]}"
+    return f'did you mean "{ids[0]}"?' if ids else "`pit launch list --site NAME` has them"
 
 
 def _names(root: Path) -> list[str]:

@@ -34,21 +34,13 @@ class PitError(Exception):
     retry = False
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(what)
+        super().__init__(what)  # errors cross process boundaries: pickle calls this with `what`, then sets the rest
         self.what = what
         self.where = where
         self.hint = hint
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process boundaries (process pools, submitit); keyword-only arguments need help there.
-        return _rebuild, (type(self), self.what, self.where, self.hint)
-
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
-
-
-def _rebuild(kind: type[PitError], what: str, where: str, hint: str) -> PitError:
-    return kind(what, where=where, hint=hint)
 
 
 class UsageError(PitError):

@@ -30,7 +30,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,6 +130,14 @@ class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):
     detail: dict[str, Any] = {}
 
 
+class RunNotFound(UsageError):
+    """No run has the given id. suggestions: ids that may be meant, the likeliest first."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", suggestions: Sequence[str] = ()) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.suggestions = tuple(suggestions)
+
+
 def new_id(name: str) -> str:
     """A run id that sorts by time and cannot meet another: `bc-jax-20261121-013341-9f3c2a`."""
     stamp = clock.now()[:19].replace("-", "").replace(":", "").replace("T", "-")
@@ -179,12 +187,13 @@ def _has_plan(path: Path) -> bool:
 
 
 def age(run_id: str) -> tuple[str, str]:
-    """What sorts run ids by when they were made, oldest first."""
-    return _stamp(run_id), run_id
+    """What sorts run ids by when they were made, oldest first, after names that do not say."""
+    stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{6}$", run_id)
+    return stamp[1] if stamp else "", run_id
 
 
 def find(runs: Path, run: str) -> Path:
-    """The folder of a run given by id or by path. Raises UsageError."""
+    """The folder of a run given by id or by path. Raises RunNotFound, UsageError, DataError."""
     for path in (runs / run, Path(run)):
         if (path / "plan.json").is_file():
             return path.resolve()
@@ -194,23 +203,14 @@ def find(runs: Path, run: str) -> Path:
     if "/" in run:
         hint = "give a run's id, or its folder, which holds plan.json"
         raise UsageError(f'no run "{run}"', where=str(Path(run).absolute()), hint=hint)
-    hint = meant(run, [path.parent.name for path in runs.glob("*/plan.json")])
-    raise UsageError(f'no run "{run}"', where=str(runs), hint=hint or "`pit launch list --site NAME` has them")
+    suggestions = suggest_ids(run, [path.parent.name for path in runs.glob("*/plan.json")])
+    raise RunNotFound(f'no run "{run}"', where=str(runs), suggestions=suggestions)
 
 
-def meant(run: str, known: Collection[str]) -> str:
-    """Which of these ids may be meant by what is none of them: those that begin so, or the nearest; "" for none."""
-    begun = sorted((name for name in known if run and name.startswith(run)), key=_stamp, reverse=True)
-    if len(begun) > 1:
-        return f"{len(begun)} runs begin so; the newest: {begun[0]}"
-    close = begun[0] if begun else most_similar(run, known)
-    return f'did you mean "{close}"?' if close else ""  # a long list of ids helps nobody
-
-
-def _stamp(run_id: str) -> str:
-    """When an id was made, as text that sorts; "" for a name that does not say."""
-    stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{6}$", run_id)
-    return stamp[1] if stamp else ""
+def suggest_ids(run: str, known: Collection[str]) -> list[str]:
+    """Return the known ids that begin as the given one, newest first, or else the most similar one, if any."""
+    begun = sorted((name for name in known if run and name.startswith(run)), key=age, reverse=True)
+    return begun or [name for name in [most_similar(run, known)] if name]
 
 
 def _without_plan(run_dir: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import sys
 import time
@@ -178,6 +179,14 @@ def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, w
     assert what in caught.value.what
     assert caught.value.hint == hint
     assert caught.value.where == str(path)
+
+
+def test_an_error_crosses_processes_whole() -> None:
+    """With every field, also of one that was added to after it was made."""
+    error = UsageError("no such thing", where="here", hint="look elsewhere")
+    error.where += ", and there"
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.hint) == (UsageError, "here, and there: no such thing", "look elsewhere")
 
 
 def test_nearest_falls_back_to_the_choices() -> None:

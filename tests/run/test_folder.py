@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import DataError
 from pitools.launch import leave
 from pitools.run import folder
 from pitools.run.steps import StepLog
@@ -35,9 +35,9 @@ def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:
     (run / "plan.json").write_text("{}")
     assert folder.find(tmp_path / "runs", run.name) == run
     assert folder.find(tmp_path / "elsewhere", str(run)) == run
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(folder.RunNotFound) as caught:
         folder.find(tmp_path / "runs", "bc-20261121-013341-9f3c2b")
-    assert run.name in caught.value.hint
+    assert caught.value.suggestions == (run.name,)
 
 
 def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
