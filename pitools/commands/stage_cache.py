@@ -77,16 +77,16 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
-        stay: list[str] = []
+        stay: set[evicting.KeptReason] = set()
         for version in listing.find(root, versions):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
-                stay += [record.reason] if record.state == "kept" else []
-    elsewhere = "--force, if it is elsewhere"
-    hints = {evicting.PINNED: "pit-stage unpin", evicting.UNKNOWN: elsewhere, evicting.LOST: elsewhere}
+                stay |= {record.reason} if record.reason else set()
+    reasons, elsewhere = evicting.KeptReason, "--force, if it is elsewhere"
+    hints = {reasons.PINNED: "pit-stage unpin", reasons.UNKNOWN_SOURCE: elsewhere, reasons.SOURCE_GONE: elsewhere}
     for reason, what_next in hints.items():
         if reason in stay:
-            click.echo(f"pit-stage evict: {reason}: {what_next}", err=True)
+            click.echo(f"pit-stage evict: {evicting.KEPT_TEXT[reason]}: {what_next}", err=True)
     return 1 if stay else 0
 
 
@@ -159,7 +159,7 @@ def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_ru
 
     done = space.make_room(root, lambda _: space.Lack(0, size - space.available_bytes(root)), dry_run=dry_run)
     for item, n_bytes in done.gone:
-        out(evicting.eviction(item, n_bytes, "", dry_run=dry_run))
+        out(evicting.eviction(item, n_bytes, None, dry_run=dry_run))
     if not done.missing:
         return 0
     what = f"{units.size_text(size)} needed, {units.size_text(space.available_bytes(root))} free"

@@ -28,7 +28,7 @@ from pitools.loader.loader import Loader
 from pitools.loader.remote import open_arrays
 from pitools.loader.sampling.samples import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.stage.cache.evict import LOCKED, evict, items
+from pitools.stage.cache.evict import KeptReason, evict, items
 from pitools.stage.cache.listing import staged
 from pitools.stage.cache.root import journal_path, object_path, partial_path
 from pitools.stage.cache.space import Limits
@@ -402,11 +402,11 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     remote = open_remote(url, root)
     images(remote, stop=40)
     (item,) = items(root)
-    assert evict(root, item) == LOCKED
+    assert evict(root, item) == KeptReason.LOCKED
     assert [found.locked for found in staged(root)] == [True]
     del remote
     gone(root)
-    assert evict(root, item) == ""
+    assert evict(root, item) is None
     remote = open_remote(url, root)
     images(remote)
     remote.read("obs/gzip", 0, STEPS)
@@ -414,10 +414,10 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     remote = open_remote(url, root)
     assert [(found.state, found.leased) for found in staged(root)] == [("whole", True)]
     (item,) = items(root)
-    assert "leased" in evict(root, item, grace_s=0)
+    assert evict(root, item, grace_s=0) == KeptReason.LEASED
     del remote
     gone(root)
-    assert evict(root, item, grace_s=0) == ""
+    assert evict(root, item, grace_s=0) is None
 
 
 def test_a_forked_child_reads_on(version: Path, url: str, root: Path, switch: Switch):

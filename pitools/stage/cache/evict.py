@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -40,10 +41,28 @@ from pitools.stage.source import is_store, is_url
 # Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
 GRACE_S = 600.0
 
-LOCKED, LEASED = "another process stages, repairs or evicts it", "leased by a running process"
-PINNED, UNKNOWN = "pinned", "it is not known where it came from"
-LOST = "the store that it was copied from is gone"
-RECENT, GONE = "used in the last 10 minutes", "it is not there any more"
+
+class KeptReason(StrEnum):
+    """Why something at a staging root was not evicted."""
+
+    LOCKED = "locked"
+    LEASED = "leased"
+    PINNED = "pinned"
+    UNKNOWN_SOURCE = "unknown-source"
+    SOURCE_GONE = "source-gone"
+    RECENTLY_USED = "recently-used"
+    NOT_PRESENT = "not-present"
+
+
+KEPT_TEXT = {
+    KeptReason.LOCKED: "another process stages, repairs or evicts it",
+    KeptReason.LEASED: "leased by a running process",
+    KeptReason.PINNED: "pinned",
+    KeptReason.UNKNOWN_SOURCE: "it is not known where it came from",
+    KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
+    KeptReason.RECENTLY_USED: "used in the last 10 minutes",
+    KeptReason.NOT_PRESENT: "it is not there any more",
+}
 
 
 class Item(NamedTuple):
@@ -59,13 +78,13 @@ class Item(NamedTuple):
 
 
 class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
-    """What became of a set or an unfinished copy. state: `evictable` says a dry run. reason: why it is `kept`."""
+    """What became of a set or an unfinished copy. state: `evictable` says a dry run. reason: None unless `kept`."""
 
     version: str
     path: str
     state: Literal["evicted", "evictable", "kept"]
     bytes: int
-    reason: str
+    reason: KeptReason | None
 
 
 def items(root: Path) -> list[Item]:
@@ -78,8 +97,10 @@ def items(root: Path) -> list[Item]:
     return left + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
 
 
-def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False) -> str:
-    """Take one thing away; "" when it is gone (or would be, with `dry_run`), else why it stays.
+def evict(
+    root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
+) -> KeptReason | None:
+    """Take one thing away; None when it is gone (or would be, with `dry_run`), else why it stays.
 
     grace_s: how long a set stays after its last use. force: also one of a source that is unknown or gone.
 
@@ -92,7 +113,7 @@ def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = Fal
             note_use(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
-            return GONE
+            return KeptReason.NOT_PRESENT
         if not item.is_set:
             journal_path(root, item.version).unlink(missing_ok=True)  # first: it must not say more than is there
         move_aside(item.path, root)
@@ -103,14 +124,14 @@ def evict(root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = Fal
     except OSError as error:
         raise os_error(error, item.path) from error
     sweep(root, item.version)
-    return ""
+    return None
 
 
-def note_use(root: Path, item: Item, reason: str) -> None:
+def note_use(root: Path, item: Item, reason: KeptReason) -> None:
     """Set the last use of a set that stays to now where it is leased, for those who may only read, or where it lies in
     the future: a clock was wrong, now or then, and from here on the set ages.
     """
-    if item.is_set and (reason == LEASED or lease.last_used(root, item.version) > time.time()):
+    if item.is_set and (reason is KeptReason.LEASED or lease.last_used(root, item.version) > time.time()):
         with contextlib.suppress(OSError):
             os.utime(root / LEASES / item.version)
 
@@ -123,7 +144,7 @@ def evict_version(root: Path, version: str, *, force: bool = False, dry_run: boo
             yield eviction(item, n_bytes, evict(root, item, grace_s=0, force=force, dry_run=dry_run), dry_run=dry_run)
 
 
-def eviction(item: Item, n_bytes: int, reason: str, *, dry_run: bool) -> Eviction:
+def eviction(item: Item, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
     """The record of what `evict` answered."""
     state: Literal["evicted", "evictable", "kept"] = "kept" if reason else "evictable" if dry_run else "evicted"
     return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
@@ -135,7 +156,7 @@ def quarantine(root: Path, version: str) -> Path:
     to = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
     with _alone(root, item) as refused:
         if refused:
-            raise TryLater(refused, where=str(item.path))
+            raise TryLater(KEPT_TEXT[refused], where=str(item.path))
         try:
             os.rename(item.path, to)
             sync_dir(item.path.parent)
@@ -145,11 +166,11 @@ def quarantine(root: Path, version: str) -> Path:
 
 
 @contextmanager
-def _alone(root: Path, item: Item) -> Iterator[str]:
-    """Hold a version's lock, and of a set the lease file as well, if nobody else does; yields who does, else ""."""
+def _alone(root: Path, item: Item) -> Iterator[KeptReason | None]:
+    """Hold a version's lock, and of a set the lease file as well; yields why that cannot be, else None."""
     with try_locked(root, item.version) as had:
         if not had or not item.is_set:
-            yield "" if had else LOCKED
+            yield None if had else KeptReason.LOCKED
             return
         path = root / LEASES / item.version
         try:
@@ -157,16 +178,16 @@ def _alone(root: Path, item: Item) -> Iterator[str]:
         except OSError as error:
             raise os_error(error, path) from error
         try:
-            yield "" if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S) else LEASED
+            yield None if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S) else KeptReason.LEASED
         finally:
             os.close(descriptor)
 
 
-def _in_use(root: Path, item: Item) -> str:
+def _in_use(root: Path, item: Item) -> KeptReason | None:
     """What `_alone` would yield, found out without making or writing a file. Raises ClusterError."""
     if _is_locked(root / LOCKS / item.version):
-        return LOCKED
-    return LEASED if item.is_set and _is_locked(root / LEASES / item.version) else ""
+        return KeptReason.LOCKED
+    return KeptReason.LEASED if item.is_set and _is_locked(root / LEASES / item.version) else None
 
 
 def _is_locked(path: Path) -> bool:
@@ -182,18 +203,18 @@ def _is_locked(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> str:
+def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> KeptReason | None:
     if not item.is_set:
-        return ""
+        return None
     record = records.read(root, item.version)
     if record.pinned:
-        return PINNED
+        return KeptReason.PINNED
     if not force and not record.source:
-        return UNKNOWN
+        return KeptReason.UNKNOWN_SOURCE
     if not force and record.signature and _is_gone(record.source):
-        return LOST
+        return KeptReason.SOURCE_GONE
     age_s = time.time() - lease.last_used(root, item.version)
-    return RECENT if grace_s > 0 and age_s < grace_s else ""
+    return KeptReason.RECENTLY_USED if grace_s > 0 and age_s < grace_s else None
 
 
 def _is_gone(source: str) -> bool:

@@ -22,7 +22,7 @@ from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.core.files import os_error
 from pitools.core.record import decode_json
 from pitools.core.units import duration_text, size_text
-from pitools.stage.cache.evict import GRACE_S, Item, evict, items, note_use
+from pitools.stage.cache.evict import GRACE_S, KEPT_TEXT, Item, KeptReason, evict, items, note_use
 from pitools.stage.cache.held import Held
 from pitools.stage.cache.listing import Usage, total, usage
 from pitools.stage.cache.lock import announced, flock, open_kept, read_holder, who
@@ -71,7 +71,7 @@ class Evicted(NamedTuple):
 
     gone: list[tuple[Item, int]]
     missing: int
-    stay: Counter[str]
+    stay: Counter[KeptReason]
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def make_room(
     done = Evicted([], missing, Counter())
     go = []
     for item in items(root) if missing > 0 else ():
-        reason = "" if item.version == sparing else evict(root, item, grace_s=grace_s, dry_run=True)
+        reason = None if item.version == sparing else evict(root, item, grace_s=grace_s, dry_run=True)
         if reason:
             if not dry_run:
                 note_use(root, item, reason)
@@ -187,9 +187,9 @@ def _refusal(lack: Lack, needed: int, limits: Limits) -> str:
     return f"{size_text(needed)} needed, {free} free{spare}"
 
 
-def why(stay: Counter[str]) -> str:
+def why(stay: Counter[KeptReason]) -> str:
     """What to do where there is no room, and why nothing more was evicted."""
-    kept = "; ".join(f"{count} {reason}" for reason, count in sorted(stay.items()))
+    kept = "; ".join(f"{count} {KEPT_TEXT[reason]}" for reason, count in sorted(stay.items()))
     return "free space there, or choose another destination" + (f" (what stays: {kept})" if kept else "")
 
 

@@ -27,7 +27,7 @@ from pitools.core.files import os_error, write_atomic
 from pitools.core.progress import bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import GONE, Item, evict
+from pitools.stage.cache.evict import Item, KeptReason, evict
 from pitools.stage.cache.lease import lease
 from pitools.stage.cache.lock import announced, flock, open_kept, read_holder, who
 from pitools.stage.cache.root import LOCKS, RECORDS, free_bytes, object_path, prepare
@@ -187,13 +187,14 @@ class Sync:
             if version in stay or rule in elsewhere:
                 continue
             path, record = object_path(root, version), records.read(root, version)
-            name, reason = _name(path), "not tried"
+            name, failed, is_there = _name(path), len(self.errors), os.path.lexists(path)
             with self._trying(rule, path):
-                reason = evict(root, Item(version, path), dry_run=self._dry_run) if os.path.lexists(path) else GONE
+                reason = evict(root, Item(version, path), dry_run=self._dry_run) if is_there else KeptReason.NOT_PRESENT
+            if len(self.errors) > failed or reason not in (None, KeptReason.NOT_PRESENT):
+                continue
             if not reason:
                 self._say(rule, "evict" if self._dry_run else "evicted", path, name, record.bytes, record.source)
-            if reason in ("", GONE):
-                del brought[version]
+            del brought[version]
 
     def _say(
         self, rule: str, action: Action, path: Path, dataset: str, n_bytes: int, source: str, copied_bytes: int = 0,

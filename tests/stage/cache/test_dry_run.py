@@ -7,7 +7,7 @@ import pytest
 
 from pitools.stage import verify
 from pitools.stage.cache import evict
-from pitools.stage.cache.evict import LEASED, LOCKED, Item
+from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.lease import lease
 from pitools.stage.cache.root import is_leased, locked, move_aside
 from pitools.stage.run import stage
@@ -55,9 +55,9 @@ def test_a_dry_run_sees_who_uses_a_set(finals: list[Path], root: Path):
     """The same reasons as of an eviction."""
     item = Item(finals[0].name, finals[0])
     with lease(finals[0], use=False):
-        assert evict.evict(root, item, dry_run=True) == LEASED
+        assert evict.evict(root, item, dry_run=True) == KeptReason.LEASED
     with locked(root, item.version, timeout_s=0):
-        assert evict.evict(root, item, dry_run=True) == LOCKED
+        assert evict.evict(root, item, dry_run=True) == KeptReason.LOCKED
 
 
 def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,7 +72,7 @@ def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, mon
 
     monkeypatch.setattr(verify, "problems", read)
     [summary] = check(root, readers=1)
-    assert tried == [(True, LEASED)] * 2
+    assert tried == [(True, KeptReason.LEASED)] * 2
     assert isinstance(summary, Check)
     assert (summary.datasets, summary.findings) == (2, 0)
     assert not is_leased(root, finals[0].name)
@@ -86,7 +86,7 @@ def test_a_set_that_is_evicted_before_its_turn_is_no_finding(
     problems = verify.problems
 
     def read(dataset, **how):
-        assert evict.evict(root, Item(second.name, second)) == ""
+        assert evict.evict(root, Item(second.name, second)) is None
         return problems(dataset, **how)
 
     monkeypatch.setattr(verify, "problems", read)

@@ -15,7 +15,7 @@ import zarr
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
-from pitools.stage.cache.evict import LEASED, LOCKED, LOST, PINNED, RECENT, UNKNOWN, Item
+from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.lease import last_used, lease
 from pitools.stage.cache.root import journal_path, locked, move_aside, partial_path, prepare, sweep
 from pitools.stage.choose import resolve
@@ -33,19 +33,19 @@ def final(small: Path, root: Path) -> Path:
     return path
 
 
-def take(root: Path, final: Path, **how: object) -> str:
+def take(root: Path, final: Path, **how: object) -> KeptReason | None:
     return evict.evict(root, Item(final.name, final), **how)
 
 
 def test_an_old_set_goes(final: Path, root: Path, residue):
     """With its record, and without leaving anything; a dry run first says that it would."""
-    assert take(root, final, dry_run=True) == ""
+    assert take(root, final, dry_run=True) is None
     assert final.exists()
-    assert take(root, final) == ""
+    assert take(root, final) is None
     assert not final.exists()
     assert residue(root) == []
     assert list((root / ".records").iterdir()) == []
-    assert take(root, final, force=True, grace_s=0) == evict.GONE
+    assert take(root, final, force=True, grace_s=0) == KeptReason.NOT_PRESENT
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -55,10 +55,10 @@ def test_a_copy_of_a_plain_store(tmp_path: Path, root: Path, dry_run: bool):
     zarr.create_group(store).create_array("a", data=np.arange(9))
     final = Path(stage_store(resolve(store), root).path)
     store.rename(tmp_path / "y.zarr")
-    assert take(root, final, grace_s=0, dry_run=dry_run) == LOST
+    assert take(root, final, grace_s=0, dry_run=dry_run) == KeptReason.SOURCE_GONE
     assert final.exists()
     zarr.create_group(store).create_array("a", data=np.arange(10))
-    assert take(root, final, grace_s=0, dry_run=dry_run) == ""
+    assert take(root, final, grace_s=0, dry_run=dry_run) is None
     shutil.rmtree(store)
     if dry_run:
         states = [
@@ -71,14 +71,14 @@ def test_a_copy_of_a_plain_store(tmp_path: Path, root: Path, dry_run: bool):
 def test_what_keeps_a_set(final: Path, root: Path, force: bool):
     """A lock, a lease and a pin also withstand force; a source that is not known only the default."""
     with locked(root, final.name, timeout_s=0):
-        assert take(root, final, force=force) == LOCKED
+        assert take(root, final, force=force) == KeptReason.LOCKED
     with lease(final):
-        assert take(root, final, force=force, grace_s=0) == LEASED
+        assert take(root, final, force=force, grace_s=0) == KeptReason.LEASED
     records.pin(root, final.name)
-    assert take(root, final, force=force, grace_s=0) == PINNED
+    assert take(root, final, force=force, grace_s=0) == KeptReason.PINNED
     records.pin(root, final.name, pinned=False)
     records.remove(root, final.name)
-    assert take(root, final, force=force, grace_s=0) == ("" if force else UNKNOWN)
+    assert take(root, final, force=force, grace_s=0) == (None if force else KeptReason.UNKNOWN_SOURCE)
     assert final.exists() is not force
 
 
@@ -86,21 +86,21 @@ def test_grace_is_counted_from_the_last_use(final: Path, root: Path):
     """Between staging and a job's lease a set stays; whoever names it does not wait for that."""
     now = time.time()
     os.utime(root / ".leases" / final.name, (now, now - 599))
-    assert take(root, final) == RECENT
-    assert take(root, final, grace_s=500, dry_run=True) == ""
+    assert take(root, final) == KeptReason.RECENTLY_USED
+    assert take(root, final, grace_s=500, dry_run=True) is None
     os.utime(root / ".leases" / final.name, (now, now - 601))
-    assert take(root, final, dry_run=True) == ""
+    assert take(root, final, dry_run=True) is None
     named = evict.evict_version(root, final.name)
-    assert [(record.state, record.reason) for record in named] == [("evicted", "")]
+    assert [(record.state, record.reason) for record in named] == [("evicted", None)]
 
 
 def test_a_clock_that_was_ahead_does_not_keep_a_set_for_ever(final: Path, root: Path):
     """A last use in the future is taken for now, from where it ages; a lease still counts for all."""
     os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
     with lease(final, use=False):
-        assert take(root, final, grace_s=0) == LEASED
+        assert take(root, final, grace_s=0) == KeptReason.LEASED
     os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
-    assert take(root, final) == RECENT
+    assert take(root, final) == KeptReason.RECENTLY_USED
     assert abs(time.time() - last_used(root, final.name)) < 10
 
 
@@ -108,7 +108,7 @@ def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
     """A job that runs for a week has used its set to the end, also when it dies without a word."""
     with lease(final, use=False):
         assert last_used(root, final.name) == 1000
-        assert take(root, final) == LEASED
+        assert take(root, final) == KeptReason.LEASED
         assert time.time() - last_used(root, final.name) < 10
 
 
@@ -134,11 +134,11 @@ def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, res
     journal.write_text("done")
     item = Item("v", partial)
     with locked(root, "v", timeout_s=0):
-        assert evict.evict(root, item, force=True, grace_s=0) == LOCKED
+        assert evict.evict(root, item, force=True, grace_s=0) == KeptReason.LOCKED
     assert partial.exists()
-    assert evict.evict(root, item) == ""
+    assert evict.evict(root, item) is None
     assert residue(root) == []
-    assert evict.evict(root, item) == evict.GONE
+    assert evict.evict(root, item) == KeptReason.NOT_PRESENT
 
 
 def test_a_quarantined_set_is_out_of_the_way(final: Path, root: Path):
@@ -160,7 +160,7 @@ def test_a_set_that_shares_files_leaves_the_other_whole(root: Path, make_dataset
     second = load(make_dataset({"a": b"same" * 100, "b": b"new"}))
     finals = [Path(stage(dataset, root).path) for dataset in (first, second)]
     assert (finals[0] / "a").stat().st_ino == (finals[1] / "a").stat().st_ino
-    assert take(root, finals[0], grace_s=0) == ""
+    assert take(root, finals[0], grace_s=0) is None
     assert looks_whole(finals[1], second)
     assert (finals[1] / "a").read_bytes() == b"same" * 100
 
@@ -182,7 +182,7 @@ def put_back(root: Path, final: Path) -> None:
 def duration(root: Path, final: Path) -> float:
     """How long an eviction takes here and now, in seconds: what the kills are spread over."""
     began = time.monotonic()
-    assert take(root, final, grace_s=0, force=True) == ""
+    assert take(root, final, grace_s=0, force=True) is None
     took = time.monotonic() - began
     put_back(root, final)
     return took
@@ -213,7 +213,7 @@ def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
         cut += bool(residue(root))
         if final.exists():
             assert looks_whole(final, dataset)
-            assert take(root, final, grace_s=0, force=True) == ""
+            assert take(root, final, grace_s=0, force=True) is None
         sweep(root)
         assert residue(root) == []
         put_back(root, final)
@@ -240,7 +240,7 @@ def test_the_steps_of_an_eviction_are_in_the_safe_order(
 
     monkeypatch.setattr(evict, "move_aside", move)
     monkeypatch.setattr(evict, "sync_dir", sync)
-    assert take(root, final) == ""
+    assert take(root, final) is None
     assert steps == ["moved", "synced objects"]
 
 
@@ -255,7 +255,7 @@ def test_a_journal_goes_before_what_it_tells_of(root: Path, monkeypatch: pytest.
         return move_aside(path, home)
 
     monkeypatch.setattr(evict, "move_aside", move)
-    assert evict.evict(root, Item("v", partial_path(root, "v"))) == ""
+    assert evict.evict(root, Item("v", partial_path(root, "v"))) is None
 
 
 def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -268,7 +268,7 @@ def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest
         return move_aside(path, home)
 
     monkeypatch.setattr(evict, "move_aside", move)
-    assert take(root, final) == ""
+    assert take(root, final) is None
     with pytest.raises(DataError):
         records.pin(root, final.name)
     assert list((root / ".records").iterdir()) == []

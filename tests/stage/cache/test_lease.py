@@ -14,7 +14,7 @@ import pytest
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
-from pitools.stage.cache.evict import LEASED, Item
+from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.lease import hold, is_leased, last_used, lease
 from pitools.stage.cache.root import locked
 from pitools.stage.run import stage
@@ -27,7 +27,7 @@ def final(small: Path, root: Path) -> Path:
     return Path(stage(load(small), root).path)
 
 
-def take(root: Path, final: Path) -> str:
+def take(root: Path, final: Path) -> KeptReason | None:
     """Evict it now, if that is allowed at all."""
     return evict.evict(root, Item(final.name, final), grace_s=0)
 
@@ -38,17 +38,17 @@ def test_a_leased_set_stays(final: Path, root: Path):
         assert path == final
         assert is_leased(root, final.name)
         with lease(final):  # as many as like
-            assert take(root, final) == LEASED
-        assert take(root, final) == LEASED
+            assert take(root, final) == KeptReason.LEASED
+        assert take(root, final) == KeptReason.LEASED
         assert (path / "zarr.json").read_bytes() == b"{}"
     assert not is_leased(root, final.name)
-    assert take(root, final) == ""
+    assert take(root, final) is None
     assert not final.exists()
 
 
 def test_what_is_gone_cannot_be_leased(final: Path, root: Path, small: Path):
     """A lease is taken of what stands: a set that was evicted before is an error that says what to do."""
-    assert take(root, final) == ""
+    assert take(root, final) is None
     for path in (final, root / "objects/never"):
         with pytest.raises(DataError) as error:
             hold(path)
@@ -112,10 +112,10 @@ def test_a_kill_ends_a_lease(final: Path, root: Path):
         time.sleep(60)
         os._exit(1)
     os.read(ready, 1)
-    assert take(root, final) == LEASED
+    assert take(root, final) == KeptReason.LEASED
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert take(root, final) == ""
+    assert take(root, final) is None
 
 
 def test_a_forked_loader_keeps_the_lease_to_its_own_end(final: Path, root: Path):
@@ -127,10 +127,10 @@ def test_a_forked_loader_keeps_the_lease_to_its_own_end(final: Path, root: Path)
             os.close(send)
             os.read(ready, 1)
             os._exit(0)
-    assert take(root, final) == LEASED
+    assert take(root, final) == KeptReason.LEASED
     os.close(send)
     os.waitpid(pid, 0)
-    assert take(root, final) == ""
+    assert take(root, final) is None
 
 
 @pytest.mark.parametrize("inheritable", [False, True])
@@ -155,9 +155,9 @@ def test_the_flock_of_a_shell_is_a_lease(final: Path, root: Path):
         assert shell.stdin is not None
         assert shell.stdout is not None
         shell.stdout.readline()
-        assert take(root, final) == LEASED
+        assert take(root, final) == KeptReason.LEASED
         shell.stdin.close()
-    assert take(root, final) == ""
+    assert take(root, final) is None
 
 
 def test_an_evictor_that_hangs_is_not_waited_for_for_ever(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -194,7 +194,7 @@ def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
     gone = 0
     until = time.monotonic() + 1
     while time.monotonic() < until:
-        if take(root, final) == "":
+        if take(root, final) is None:
             gone += 1
             (root / "new").mkdir()
             for name in names:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
 from pitools.stage.cache import evict as evicting
 from pitools.stage.cache import records, space
-from pitools.stage.cache.evict import GONE, LEASED, LOCKED, PINNED, RECENT, UNKNOWN, Item, evict
+from pitools.stage.cache.evict import Item, KeptReason, evict
 from pitools.stage.cache.lease import hold, is_leased, last_used
 from pitools.stage.cache.listing import partials, staged, total, usage
 from pitools.stage.cache.root import holder, locked, partial_path, prepare
@@ -52,18 +52,20 @@ class Cache(RuleBasedStateMachine):
     def path(self, version: str) -> Path:
         return self.root / "objects" / version
 
-    def why(self, version: str, grace_s: float, *, force: bool = False) -> str:
+    def why(self, version: str, grace_s: float, *, force: bool = False) -> KeptReason | None:
         """The reason for which this set must stay, by the model alone."""
         age = time.time() - last_used(self.root, version)
         if version in self.stagers:
-            return LOCKED
+            return KeptReason.LOCKED
         if self.leases.get(version):
-            return LEASED
+            return KeptReason.LEASED
         if version in self.pinned:
-            return PINNED
+            return KeptReason.PINNED
         if version not in self.known and not force:
-            return UNKNOWN
-        return RECENT if grace_s and age < grace_s else "" if version in self.sets else GONE
+            return KeptReason.UNKNOWN_SOURCE
+        if grace_s and age < grace_s:
+            return KeptReason.RECENTLY_USED
+        return None if version in self.sets else KeptReason.NOT_PRESENT
 
     def taken(self) -> int:
         """What cannot be evicted, or is promised: by measuring, and by what stagers were granted."""
@@ -146,7 +148,7 @@ class Cache(RuleBasedStateMachine):
             os.waitpid(pid, 0)
         os.close(ready)
         here = {path.name for path in (self.root / "objects").iterdir()}
-        assert not {v for v in self.sets - here if self.why(v, 600) not in ("", GONE)}
+        assert not {v for v in self.sets - here if self.why(v, 600) not in (None, KeptReason.NOT_PRESENT)}
         self.known -= self.sets - here
         self.pinned -= self.sets - here
         self.sets = here

@@ -410,11 +410,11 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
 
     pid = in_child(hold)
     item = evict.Item(small.name, final)
-    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == evict.LEASED
+    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == evict.KeptReason.LEASED
     assert (root / ".leases" / small.name).stat().st_mtime > before, "the evictor says it for them"
     assert as_user(65534, lambda: evict.evict(root, item, grace_s=0)) == "ClusterError"
     kill(pid)
-    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == ""
+    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == "None"
     assert not final.exists()
     with pytest.raises(DataError):
         lease.hold(final)
@@ -455,7 +455,8 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     pid = in_child(lock_all)
     try:
         assert stage(other, root, timeout_s=0, limits=Limits(quota_bytes=1 << 40)).state == "staged"
-        assert evict.evict(root, evict.Item(small.name, root / "objects" / small.name), grace_s=0) == evict.LEASED
+        item = evict.Item(small.name, root / "objects" / small.name)
+        assert evict.evict(root, item, grace_s=0) == evict.KeptReason.LEASED
         with reserved(root, "v", 1, Limits(quota_bytes=1 << 40)):
             pass
     finally:

@@ -18,7 +18,7 @@ import pytest
 from pitools.core import proc
 from pitools.core.errors import ConfigError
 from pitools.stage.cache import lease
-from pitools.stage.cache.evict import LEASED, Item, evict
+from pitools.stage.cache.evict import Item, KeptReason, evict
 from pitools.stage.cache.root import prepare, touch_lease
 from pitools.stage.prolog import check as prolog
 from pitools.stage.prolog import hold as holding
@@ -125,7 +125,8 @@ def test_what_is_staged_is_leased_until_the_epilog(node: Node):
     node.put("a" * 32, "b" * 32)
     assert said_nothing(node.call())
     assert node.leased("a" * 32, "b" * 32) == [True, True]
-    assert evict(node.root, Item("a" * 32, node.root / "objects" / ("a" * 32)), grace_s=0, force=True) == LEASED
+    item = Item("a" * 32, node.root / "objects" / ("a" * 32))
+    assert evict(node.root, item, grace_s=0, force=True) == KeptReason.LEASED
     assert said_nothing(node.call("epilog"))
     assert node.leased("a" * 32, "b" * 32) == [False, False]
     assert list(node.state.iterdir()) == []
