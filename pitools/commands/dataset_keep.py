@@ -107,7 +107,7 @@ def retire(datasets: tuple[str, ...], why: str, grace: str, undo: bool, form: st
 def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name: str, form: str) -> None:
     """Remove versions that were retired, whose grace is over, and that no tag, lease, run or younger version names.
 
-    Also ingests that nobody went on with for as long. One record for each, and why it stays or goes. What reads a
+    Also ingests that nobody went on with for as long. One record for each, and why it stays. What reads a
     version for itself (`pit-stage`, a loader that is in no run) takes no lease on it: --grace is the time it has.
 
     \b

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from pitools.core import clock
 from pitools.core.errors import ClusterError, PitError
@@ -29,20 +30,22 @@ from pitools.store import catalog, retired
 from pitools.store.manifest import FILE_NAME
 
 GRACE_S = 7 * 86400
-GONE = "retired, and nothing names it"
 _TAKEN = re.compile(r"(.+)\.([0-9a-f]{32})\.[0-9a-f]{8}")
 _DECIDED = re.compile(r"(.+\.[0-9a-f]{8})\.gone")
 _VERSION = re.compile(r"[0-9a-f]{32}")
 
 
 class Collected(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
-    """What became of a retired version, or of an unfinished ingest (version ""). state: `kept`, `removed`,
-    `would-remove`. freed_bytes: of files that no other version has a hard link to."""
+    """What became of a retired version, or of an unfinished ingest (version "").
+
+    state: `would-remove` says a dry run. why: it is `kept`, or what could not be deleted; else "". freed_bytes: of
+    files that no other version has a hard link to.
+    """
 
     name: str
     version: str
-    state: str
-    why: str
+    state: Literal["kept", "removed", "would-remove"]
+    why: str = ""
     freed_bytes: int = 0
 
 
@@ -80,8 +83,7 @@ def gc(
         marks = Marks(root, runs, moment)
         yield from _plan(root, due, taken, marks) if dry_run else _collect(root, due, taken, marks, moment)
     for name, size in unfinished.collect(root, grace_s, moment, dry_run=dry_run):
-        yield Collected(name=name, version="", state="would-remove" if dry_run else "removed",
-                        why="an ingest that nobody went on with", freed_bytes=size)  # fmt: skip
+        yield Collected(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
     if not dry_run:
         _end_leases(root, moment)
         with contextlib.suppress(OSError):
@@ -94,7 +96,7 @@ def _plan(root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks) -> I
     going, kept = _judge(root, {**dict.fromkeys(due), **taken}, marks)
     yield from (_kept(key, why) for key, why in kept.items())
     for key, size in _freed([(key, taken.get(key) or root / key.name / key.version) for key in going]):
-        yield Collected(name=key.name, version=key.version, state="would-remove", why=GONE, freed_bytes=size)
+        yield Collected(name=key.name, version=key.version, state="would-remove", freed_bytes=size)
 
 
 def _collect(
@@ -130,7 +132,7 @@ def _collect(
     for key, path in decided.items():
         _forget(root, key, moment)
         remove_tree(path)
-        why = f"{GONE}; what cannot be deleted of it is left in {path}" if path.exists() else GONE
+        why = f"what cannot be deleted of it is left in {path}" if path.exists() else ""
         yield Collected(name=key.name, version=key.version, state="removed", why=why, freed_bytes=sizes[key])
 
 

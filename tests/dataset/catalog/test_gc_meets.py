@@ -312,7 +312,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     tags.move(tmp_path, "x", "a", "")
     retire(one)
     with patch("shutil.rmtree"):
-        assert "cannot be deleted" in run(tmp_path)[one.name][1]
+        assert str(tmp_path / catalog.TRASH) in run(tmp_path)[one.name][1]
     with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
         undo(tmp_path, "x", one.name)
     assert run(tmp_path) == {}
