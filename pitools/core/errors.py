@@ -50,9 +50,13 @@ class UsageError(PitError):
 
 
 class ConfigError(PitError):
-    """A file a human wrote is wrong."""
+    """A file a human wrote is wrong. key: the one in it that is, with dots between tables; "" where none is named."""
 
     exit_code = 3
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", key: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.key = key
 
 
 class ClusterError(PitError):

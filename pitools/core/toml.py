@@ -49,13 +49,14 @@ def convert(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Map
             named = _dotted(_named(tables, kind, at), key)
             hint = elsewhere.get(key.replace("-", "_"), "") if at == "$" else ""
             hint = hint or nearest(key, _fields_at(kind, at))
-            raise ConfigError(f'unknown key "{named}"', where=where, hint=hint) from error
+            raise ConfigError(f'unknown key "{named}"', where=where, hint=hint, key=named) from error
         found = _AT.search(text)
         at = found.group(1) if found else "$"
-        key = f'key "{_dotted(_named(tables, kind, at))}": ' if found else ""
+        named = _dotted(_named(tables, kind, at))
+        what = f'key "{named}": ' if named else ""
         value = _ENUM.search(text)
         hint = nearest(value.group(1), map(str, get_args(_kind_at(kind, at)))) if value else ""
-        raise ConfigError(key + _AT.sub("", text), where=where, hint=hint) from error
+        raise ConfigError(what + _AT.sub("", text), where=where, hint=hint, key=named) from error
     except RecursionError as error:
         raise ConfigError("too deeply nested", where=where) from error
 

@@ -161,32 +161,32 @@ def test_foreground_passes_signals_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "hint"),
+    ("text", "key", "hint"),
     [
-        ('nam = "x"', 'unknown key "nam"', 'did you mean "name"?'),
-        ('name = "x"\n[partitions.a]\ngpus = "h100"', 'unknown key "partitions.a.gpus"', 'did you mean "gpu"?'),
-        ('name = "x"\n[maybe]\ngup = "h100"', 'unknown key "maybe.gup"', 'did you mean "gpu"?'),
-        ("name = 3", 'key "name": Expected `str`, got `int`', ""),
-        ("name = ", "not TOML", ""),
+        ('nam = "x"', "nam", 'did you mean "name"?'),
+        ('name = "x"\n[partitions.a]\ngpus = "h100"', "partitions.a.gpus", 'did you mean "gpu"?'),
+        ('name = "x"\n[maybe]\ngup = "h100"', "maybe.gup", 'did you mean "gpu"?'),
+        ("name = 3", "name", ""),
+        ("name = ", "", ""),
     ],
 )
-def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, what: str, hint: str) -> None:
+def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, key: str, hint: str) -> None:
     """Exit code 3, the file, the key, and the nearest key."""
     path = tmp_path / "f.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         toml.convert(toml.read(path), Outer, str(path))
-    assert what in caught.value.what
-    assert caught.value.hint == hint
-    assert caught.value.where == str(path)
+    assert (caught.value.key, caught.value.hint, caught.value.where) == (key, hint, str(path))
+    assert key in caught.value.what
 
 
 def test_an_error_crosses_processes_whole() -> None:
     """With every field, also of one that was added to after it was made."""
-    error = UsageError("no such thing", where="here", hint="look elsewhere")
+    error = ConfigError("no such thing", where="here", hint="look elsewhere", key="a.b")
     error.where += ", and there"
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.hint) == (UsageError, "here, and there: no such thing", "look elsewhere")
+    assert (type(again), str(again)) == (ConfigError, "here, and there: no such thing")
+    assert (again.hint, again.key) == ("look elsewhere", "a.b")
 
 
 def test_nearest_falls_back_to_the_choices() -> None:

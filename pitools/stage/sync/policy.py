@@ -101,11 +101,11 @@ def _rule(words: _Words, node: str) -> Rule:
     to = words.to
     with _key("from"):
         source = _source(words.source)
-    if not to.startswith("/"):
-        raise ConfigError('key "to": not an absolute path', hint="cron has no folder to begin with")
-    if "{job}" in to:
-        raise ConfigError('key "to": {job} cannot be filled in: there is no job', hint="{node} and {user} can")
     with _key("to"):
+        if not to.startswith("/"):
+            raise UsageError("not an absolute path", hint="cron has no folder to begin with")
+        if "{job}" in to:
+            raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
         root = Path(fill(to, node=node))
     with _key("nodes"):
         names = hosts.expand(words.nodes)
@@ -140,7 +140,7 @@ def _refuse_contradiction(others: list[Rule], rule: Rule) -> None:
     for other in others:
         if other.name == rule.name:
             what = f'key "name": two rules are called "{rule.name}"'
-            raise ConfigError(what, hint='name = "…" tells them apart in records and metrics')
+            raise ConfigError(what, hint='name = "…" tells them apart in records and metrics', key="name")
         if other.root == rule.root and (other.limits, other.shared) != (rule.limits, rule.shared):
             what = f'quota, min_free and shared are of the whole root, and rule "{other.name}" says otherwise'
             raise ConfigError(what, hint="say the same in all rules of a root")
@@ -151,7 +151,7 @@ def _key(key: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise ConfigError(f'key "{key}": {error.what}', hint=error.hint) from error
+        raise ConfigError(f'key "{key}": {error.what}', hint=error.hint, key=key) from error
 
 
 @contextmanager
@@ -160,10 +160,9 @@ def _located(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        key = re.search(r'key "(\w+)', error.what)
-        line = _line(path, number, key[1] if key else "")
+        line = _line(path, number, error.key)
         where = f"{path}:{line}, rule {number + 1}" if line else f"{path}, rule {number + 1}"
-        raise ConfigError(error.what, where=where, hint=error.hint) from error
+        raise ConfigError(error.what, where=where, hint=error.hint, key=error.key) from error
 
 
 def _line(path: Path, number: int, key: str) -> int:
