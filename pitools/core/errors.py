@@ -16,7 +16,9 @@ The exit code is the class's. Codes are never reused for another meaning.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from typing import Self
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
@@ -38,6 +40,12 @@ class PitError(Exception):
         self.what = what
         self.where = where
         self.hint = hint
+
+    def with_hint(self, hint: str) -> Self:
+        """Return this error with one more hint after its own."""
+        error = copy.copy(self)
+        error.hint = f"{self.hint}; {hint}" if self.hint else hint
+        return error
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what

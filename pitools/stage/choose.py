@@ -148,7 +148,7 @@ def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
         try:
             return work(lambda path: stores.read_whole(reader, path))
         except DataError as error:  # of a file, as the manifest names it
-            if not error.where or error.where.startswith(source.label):
+            if not error.where or is_url(error.where) or Path(error.where).is_absolute():
                 raise
             raise DataError(error.what, where=f"{source.label}/{error.where}", hint=error.hint) from error
         finally:

@@ -189,6 +189,14 @@ def test_an_error_crosses_processes_whole() -> None:
     assert (again.hint, again.key) == ("look elsewhere", "a.b")
 
 
+def test_a_hint_is_added_to_a_new_error() -> None:
+    """Of the same class and fields; the error itself stays as it was raised."""
+    error = ConfigError("no such thing", where="here", key="a")
+    more = error.with_hint("edit it").with_hint("or remove it")
+    assert (type(more), str(more), more.key, more.hint) == (ConfigError, str(error), "a", "edit it; or remove it")
+    assert error.hint == ""
+
+
 def test_nearest_falls_back_to_the_choices() -> None:
     """Nothing near: the choices; no choices: nothing."""
     assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"

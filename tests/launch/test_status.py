@@ -165,8 +165,10 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     """A silent Slurm: it stays asked for, is shown as that, and the next one who continues the run carries it out."""
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = Unreachable("Unable to contact slurm controller")
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable) as caught:
         status.cancel(run_dir, load("alpha"))
+    assert "`pit launch tick --site alpha`" in caught.value.hint
+    assert slurm.refuses.hint == "", "an error that was raised is not changed"
     run = status.show(run_dir, load("alpha"))
     assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
     slurm.refuses = None

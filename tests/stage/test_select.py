@@ -338,6 +338,21 @@ def test_what_is_read_is_compared(whole: Path, path: str) -> None:
         subset(known, "v", lambda name: b"", episodes="0")
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")])
+def test_a_file_that_a_choice_needs_is_named_in_full(
+    whole: Path, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    """Its path, whether the source cannot read it or it is not what the manifest says; also below a link."""
+    copy = Path(shutil.copytree(whole, tmp_path / whole.name))
+    (tmp_path / "link").symlink_to(copy.parent)
+    damage(copy / "episode_offsets/c/0")
+    for folder in (copy, tmp_path / "link" / whole.name):
+        with pytest.raises(DataError) as caught:
+            resolve(folder, Choice(episodes="0"))
+        assert Path(caught.value.where).is_absolute()
+        assert Path(caught.value.where).resolve() == copy / "episode_offsets/c/0"
+
+
 def test_a_manifest_of_other_arrays(whole: Path) -> None:
     """A manifest whose schema is not its metadata's cannot be chosen from."""
     known, _ = manifest.load(whole)

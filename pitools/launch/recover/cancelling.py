@@ -60,8 +60,7 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
         carry_out(run_dir, site, wait_s=_ENDS_S)
     except (TryLater, ToolMissing) as error:
         hint = f"it stays asked for: `pit launch tick --site {site.name}` tries again, and so does this command"
-        error.hint = f"{error.hint}; {hint}" if error.hint else hint
-        raise
+        raise error.with_hint(hint) from error
     except PitError:
         _withdraw(run_dir, moving)
         raise
@@ -79,7 +78,7 @@ def carry_out(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | No
         if refusals.is_denied(error):  # it would be again, and is not asked for any more
             folder.write(run_dir / cancel_request.FILE, cancel_request.Cancel(t=clock.now(), refused=error.what))
             folder.note(run_dir, "cancel refused", reason=error.what)
-            error.hint = f"{error.hint}; the run goes on" if error.hint else "the run goes on"
+            raise error.with_hint("the run goes on") from error
         raise
     if site.scheduler == "none" and not _are_gone(run_dir, wait_s):
         return None
