@@ -8,12 +8,11 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from pitools.commands.options import ONCE, format_option
+from pitools.commands.topology_options import load_fabric
 
 if TYPE_CHECKING:
-    from pitools.slurm.client import Client
     from pitools.slurm.records import Node
     from pitools.topology.choose import Objective
-    from pitools.topology.model import Fabric
 
 COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "free", "node_list", "spares")
 
@@ -57,7 +56,8 @@ def choose(
     from pitools.topology import model
     from pitools.topology.get import fit
 
-    fabric, slurm, partition = _fabric(site_name, source, partition)
+    fabric, slurm, site = load_fabric(site_name, source)
+    partition = partition or (site.defaults.partition if site else "")
     if slurm is None and from_nodes is None:
         raise UsageError("nobody tells which nodes are free", hint="give --from-nodes LIST, or --site of a Slurm")
     everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
@@ -84,23 +84,6 @@ def choose(
         second = choosing.next_cost(fabric, asked, choice, pods_like_slurm=pods_like_slurm)
         with Output(form, COLUMNS) as out:
             out(structs.replace(choice, next_cost=second, node_list=hosts.fold(choice.nodes)))
-
-
-def _fabric(site_name: str | None, source: Path | None, partition: str | None) -> tuple[Fabric, Client | None, str]:
-    """The fabric, the Slurm that knows who is free, and the partition to look at, "" for all."""
-    from pitools.site.connect import client
-    from pitools.site.load import load
-    from pitools.slurm.client import Client
-    from pitools.topology import discover
-
-    if site_name:
-        site = load(site_name)
-        slurm = client(site) if site.scheduler == "slurm" else None
-        fabric = discover.read(source) if source else discover.of_site(site, slurm)
-        return fabric, slurm, partition or site.defaults.partition
-    if source:
-        return discover.read(source), None, partition or ""
-    return discover.fabric(Client()), Client(), partition or ""
 
 
 def _of_partition(nodes: list[Node], partition: str) -> list[Node]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import ONCE, format_option
+from pitools.commands.topology_options import load_fabric
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pitools.core.record import Record
-    from pitools.site.model import Site
     from pitools.slurm.client import Client
     from pitools.topology.model import Fabric
     from pitools.topology.order import Slot
@@ -79,7 +79,7 @@ def order(
     shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
     listed(nodes)  # before it is expanded: it may stand for more names than there is memory
-    fabric = _fabric(site, slurm, must=shape != "hostfile")
+    fabric = _fabric(site_name, must=shape != "hostfile")
     slots = order.order(hosts.expand(nodes), fabric, layout.nodes_per_replica(gpus, tensor, pipeline))
     if fabric.leaves and (strange := [slot.node for slot in slots if not slot.leaf]):
         told = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
@@ -92,15 +92,12 @@ def order(
         _records(slots, ("position", "node", "leaf"), form)
 
 
-def _fabric(site: Site | None, slurm: Client, *, must: bool) -> Fabric:
+def _fabric(site_name: str | None, *, must: bool) -> Fabric:
     from pitools.core.errors import PitError
-    from pitools.topology import discover
     from pitools.topology.model import Fabric
 
     try:
-        if site is None:
-            return discover.fabric(slurm)
-        return discover.of_site(site, slurm if site.scheduler == "slurm" else None)
+        return load_fabric(site_name)[0]
     except PitError as error:
         if must:
             raise

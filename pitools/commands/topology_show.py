@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pitools.commands.options import ONCE, format_option
-
-if TYPE_CHECKING:
-    from pitools.slurm.client import Client
-    from pitools.topology.model import Fabric
+from pitools.commands.topology_options import load_fabric
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -51,7 +47,7 @@ def show(
         with Output(form) as out:
             out(nvlink.here())
         return
-    fabric, slurm = _fabric(site_name, source)
+    fabric, slurm, _ = load_fabric(site_name, source)
     if fabric.kind == "flat":
         click.echo("pit: no topology is known there: nothing to show", err=True)
     if form_as:
@@ -111,7 +107,7 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
     from pitools.topology.look.score import score as judge
     from pitools.topology.model import listed
 
-    fabric, slurm = _fabric(site_name, source)
+    fabric, slurm, _ = load_fabric(site_name, source)
     columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings",
                "reordered_crossings", "share")  # fmt: skip
     waiting: list[str] = []
@@ -139,22 +135,6 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
         waiting += [f"{job} is not known" for job in jobs if job not in answered]
     if waiting:
         raise ClusterError(f"no nodes to score: {', '.join(waiting)}", hint="score it while it runs, or give --nodes")
-
-
-def _fabric(site_name: str | None, source: Path | None) -> tuple[Fabric, Client | None]:
-    """The fabric, of the file if one is given; and the Slurm that knows who is on it, if there is one."""
-    from pitools.site.connect import client
-    from pitools.site.load import load
-    from pitools.slurm.client import Client
-    from pitools.topology import discover
-
-    if site_name:
-        site = load(site_name)
-        slurm = client(site) if site.scheduler == "slurm" else None
-        return (discover.read(source) if source else discover.of_site(site, slurm)), slurm
-    if source:
-        return discover.read(source), None
-    return discover.fabric(Client()), Client()
 
 
 def _order(line: str) -> list[str]:

@@ -1,0 +1,29 @@
+"""What the commands of topology share: which fabric their options name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pitools.site.model import Site
+    from pitools.slurm.client import Client
+    from pitools.topology.model import Fabric
+
+
+def load_fabric(site_name: str | None, source: Path | None = None) -> tuple[Fabric, Client | None, Site | None]:
+    """Return the fabric, the Slurm that knows who is on it, and the site, each None where there is none.
+
+    site_name: without it and without a file, of the cluster that Slurm's commands talk to. source: a file that holds
+    the fabric, instead of the site's. Raises what `discover` and `site.load` raise.
+    """
+    from pitools.site.connect import client
+    from pitools.site.load import load
+    from pitools.slurm.client import Client
+    from pitools.topology import discover
+
+    if not site_name:
+        return (discover.read(source), None, None) if source else (discover.fabric(Client()), Client(), None)
+    site = load(site_name)
+    slurm = client(site) if site.scheduler == "slurm" else None
+    return discover.read(source) if source else discover.of_site(site, slurm), slurm, site
