@@ -33,7 +33,8 @@ _BARE = {
 _WHOLE = {"export", "gpus", "gres", "mem", "ntasks", "time", "wait"}
 _SHORT_BARE = set("HIksOQvVWhu")
 _SHORT = {"p": "partition", "A": "account", "q": "qos", "t": "time", "J": "job-name"}
-_VARIABLES = {
+# Options and the variables by which sbatch takes them too.
+SBATCH_VARIABLES = {
     "partition": "SBATCH_PARTITION",
     "account": "SBATCH_ACCOUNT",
     "qos": "SBATCH_QOS",
@@ -119,7 +120,7 @@ def says(given: set[str], name: str) -> bool:
 
 def defaults(site: Site, given: set[str]) -> list[str]:
     """The flags of the site's defaults that nobody gave. Raises ConfigError for a default the site does not have."""
-    known = {name for name, variable in _VARIABLES.items() if variable in os.environ}
+    known = {name for name, variable in SBATCH_VARIABLES.items() if variable in os.environ}
     known |= given
     for group in _GROUPS:
         known |= group if any(says(known, name) for name in group) else set()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pitools.core.errors import UsageError
 from pitools.site.model import Site
-from pitools.site.psbatch import defaults, directives, says
+from pitools.site.psbatch import SBATCH_VARIABLES, defaults, directives, says
 
 _SETTLED = {
     "begin": "it cannot begin later: choose its nodes when it may begin",
@@ -45,18 +45,10 @@ def arguments(site: Site, script: str, *, name: str, nodes: int | None = None, s
 
 def _of_environment() -> list[str]:
     """What SBATCH_* variables say also against the script, as with sbatch: our own sbatch is called without them."""
-    found = {option: os.environ[name] for option, name in _VARIABLES.items() if name in os.environ}
+    found = {option: os.environ[name] for option, name in SBATCH_VARIABLES.items() if name in os.environ}
     return [f"--{option}" + (f"={value}" if value else "") for option, value in found.items()]
 
 
-_VARIABLES = {
-    "partition": "SBATCH_PARTITION",
-    "account": "SBATCH_ACCOUNT",
-    "qos": "SBATCH_QOS",
-    "time": "SBATCH_TIMELIMIT",
-    "mem": "SBATCH_MEM_PER_NODE",
-    "exclusive": "SBATCH_EXCLUSIVE",
-}
 _WAIT = re.compile(r"^#SBATCH(?:[ \t]+\S+)*?[ \t]+-[HIksOQvVhu]*W", re.MULTILINE)
 _SEVERAL = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job\b", re.MULTILINE)
 _LONG = {"-b": "begin", "-a": "array", "-w": "nodelist", "-F": "nodefile", "-M": "clusters"}
