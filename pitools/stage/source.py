@@ -15,6 +15,7 @@ from pitools.store import manifest as manifests
 from pitools.store import resolve
 from pitools.store.digest import ALGORITHM, RANGED
 from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
+from pitools.store.versions import is_version
 
 # By what a folder is seen to be a Zarr store.
 _MARKS = ("zarr.json", ".zgroup", ".zarray")
@@ -177,7 +178,7 @@ def checked(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Da
     """
     where = f"{source.label}/{FILE_NAME}"
     version = manifests.version(data)
-    if _is_version(name, like=version) and name != version:
+    if is_version(name) and name != version:
         what = f"the manifest belongs to version {version}, not to the folder it is in"
         raise DataError(what, where=where, hint="it was changed after it was written: ingest or stage again")
     _refuse_other_digests(manifest.files, where)
@@ -193,10 +194,6 @@ def _refuse_other_digests(files: tuple[FileEntry, ...], where: str) -> None:
             raise DataError(
                 what, where=where, hint=f"known are {ALGORITHM} and {RANGED}: ingest again, or update pitools"
             )
-
-
-def _is_version(name: str, *, like: str) -> bool:
-    return len(name) == len(like) and set(name) <= set("0123456789abcdef")
 
 
 def folders_of(files: tuple[FileEntry, ...]) -> set[str]:

@@ -19,10 +19,10 @@ from pitools.core.files import os_error, plain_file, sync_dir
 from pitools.core.record import Record, decode_json
 from pitools.store import catalog, manifest, retired
 from pitools.store.manifest import FILE_NAME
+from pitools.store.versions import is_version
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-_VERSION = re.compile(r"([0-9a-f]{32})?")
 
 
 class Tag(Record, frozen=True, kw_only=True, tag="pit.dataset-tag/1"):
@@ -142,7 +142,7 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
     try:
         with plain_file(path) as file:
             entry = decode_json(file.read(), _Move)
-        if not _VERSION.fullmatch(entry.version):  # it becomes a path
+        if entry.version and not is_version(entry.version):  # it becomes a path
             raise msgspec.ValidationError(f"{entry.version!r} is not a version")
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -154,7 +154,7 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
 
 def _require(root: Path, name: str, version: str) -> None:
     where = f"{root / name}/{version}"
-    if not _VERSION.fullmatch(version):
+    if not is_version(version):
         raise UsageError(f"{version!r} is not a version", where=where, hint=f"see `pit dataset list {root}`")
     try:
         with plain_file(root / name / version / FILE_NAME) as opened:

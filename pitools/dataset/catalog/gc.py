@@ -28,11 +28,11 @@ from pitools.dataset.catalog import unfinished
 from pitools.dataset.catalog.marks import Key, Marks
 from pitools.store import catalog, retired
 from pitools.store.manifest import FILE_NAME
+from pitools.store.versions import is_version
 
 GRACE_S = 7 * 86400
 _TAKEN = re.compile(r"(.+)\.([0-9a-f]{32})\.[0-9a-f]{8}")
 _DECIDED = re.compile(r"(.+\.[0-9a-f]{8})\.gone")
-_VERSION = re.compile(r"[0-9a-f]{32}")
 
 
 class Collected(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
@@ -160,7 +160,7 @@ def _retired(root: Path) -> Iterator[Key]:
     for home in _homes(root):
         with contextlib.suppress(PermissionError):  # of somebody who keeps it to himself
             for path in retired.records(root, home.name):
-                if _VERSION.fullmatch(path.stem):
+                if is_version(path.stem):
                     yield Key(home.name, path.stem)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,8 @@ from pitools.store import catalog, digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
 from pitools.store.publish import TEMPORARY, publish
+from pitools.store.versions import is_version
 
-_VERSION = re.compile(r"[0-9a-f]{32}")
 _LEASE_S = 2 * 86400
 
 
@@ -83,7 +82,7 @@ def find(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path)
     wanted = {str(record.get("file")) for record in records}
     places: dict[str, list[Path]] = {name: [] for name in wanted}
     for name in wanted:
-        if _VERSION.fullmatch(name):  # a backfill of one of ours
+        if is_version(name):  # a backfill of one of ours
             places[name] += [found.parent for found in root.glob(f"*/{name}/{manifests.FILE_NAME}")]
     for folder in folders:
         if folder.name in wanted:

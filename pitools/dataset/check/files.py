@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from itertools import islice
@@ -18,9 +17,9 @@ from pitools.dataset.check.finding import Finding
 from pitools.store import digest, keys, zarr
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FileEntry, Manifest
+from pitools.store.versions import is_version
 from pitools.store.zarr import Array, Coordinate
 
-_VERSION = re.compile(r"[0-9a-f]{32}")
 _METADATA_BYTES = 16 << 20
 _NAMED_AT_MOST = 16
 
@@ -62,11 +61,6 @@ def take(path: Path, manifest: Manifest, data: bytes) -> Inventory:
         found += _incomplete(manifest, name, array)
     shards, foreign = _shards(manifest, arrays, there)
     return Inventory(arrays=arrays, shards=tuple(shards), findings=(*found, *foreign, *_extras(path, manifest)))
-
-
-def is_version(name: str) -> bool:
-    """Return whether a folder of this name claims to be a version."""
-    return _VERSION.fullmatch(name) is not None
 
 
 def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:

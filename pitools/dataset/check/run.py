@@ -30,6 +30,7 @@ from pitools.store import manifest as manifests
 from pitools.store.arrays import Arrays
 from pitools.store.layout import layout
 from pitools.store.manifest import Manifest
+from pitools.store.versions import is_version
 
 # What has more columns is looked at in a sample, as frames are.
 MAX_COLUMNS = 256
@@ -212,7 +213,7 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
     A parent that is damaged takes nothing from what is found in this version.
     """
     other = path.resolve().parent / manifest.parent
-    if not files.is_version(manifest.parent) or not os.path.lexists(other):
+    if not is_version(manifest.parent) or not os.path.lexists(other):
         return None, []
     try:
         _, data = manifests.load(other)

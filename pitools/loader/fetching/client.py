@@ -26,6 +26,7 @@ from pitools.stage.objectstore.client import parse
 from pitools.stage.source import load
 from pitools.stage.verify import looks_whole
 from pitools.store.array import open_in
+from pitools.store.versions import is_version
 
 # Within which a shard has to come; the store's own time-outs are shorter.
 _ANSWER_S = 600.0
@@ -48,7 +49,7 @@ class Remote:
         # By process: a lock that another thread held while this process was forked is never given back here.
         self._starting: dict[int, Lock] = {}
         name = self._url.rpartition("/")[2]
-        self.version = name if _is_version(name) else ""
+        self.version = name if is_version(name) else ""
         if not self.version:
             self._start()
         self.path = object_path(self._root, self.version)
@@ -154,7 +155,3 @@ def _greeting(reads: int) -> Greeting:
         if not block:
             words = (rest or b"".join(lines[-1:])).decode(errors="replace")[:200]
             raise ClusterError(f"the process that fetches ended at its start: {words or 'without a word'}")
-
-
-def _is_version(name: str) -> bool:
-    return len(name) == 32 and set(name) <= set("0123456789abcdef")
