@@ -269,6 +269,24 @@ def test_what_was_evicted_and_came_back_by_hand_stays(site: Site):
     assert site.staged() == {first, second}
 
 
+def test_what_cannot_be_evicted_stays_the_policys_own(site: Site):
+    """The error is told, and the next run tries again."""
+    first = site.put("pick")
+    site.changes()
+    site.age()
+    second = site.put("pick")
+    lease = site.root / ".leases" / first
+    lease.unlink()
+    lease.mkdir()
+    code, _, err = site.sync()
+    assert (code, str(lease) in err) == (4, True)
+    assert site.staged() == {first, second}
+    lease.rmdir()
+    lease.touch()
+    site.age()
+    assert site.changes() == [("evicted", first)]
+
+
 def test_a_cap_holds_whatever_the_count(site: Site):
     """The oldest of what the rule chooses is left out, and goes when it was there."""
     site.rules('newest = 5\ncap = "2500B"')
