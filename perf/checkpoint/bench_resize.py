@@ -24,7 +24,7 @@ import numpy as np
 import pitools
 from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import arguments, execute, say, workspace
-from pitools.loader.loader import Batch, Loader
+from pitools.loader.loader import Loader, NumpyBatch
 from pitools.run import steps
 from pitools.train.batches import Demonstrations
 
@@ -78,7 +78,7 @@ def same_batches(data: Path, count: int) -> bool:
     return True
 
 
-def _copies(data: Path, rank: int, world_size: int) -> Iterator[Batch]:
+def _copies(data: Path, rank: int, world_size: int) -> Iterator[NumpyBatch]:
     for batch in Loader(Demonstrations(data), batch_size=BATCH, rank=rank, world_size=world_size):
         yield batch._replace(samples=batch.samples.copy())
 

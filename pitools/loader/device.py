@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from pitools.loader.loader import Batch, Loader, State, Stateful, Times
+from pitools.loader.loader import Loader, NumpyBatch, State, Stateful, Times
 
 T = TypeVar("T")
 
@@ -14,7 +14,9 @@ T = TypeVar("T")
 class OnDevice(Stateful, Generic[T]):
     """An endless iterator of a loader's batches after `put`; resumed and ended as the loader is."""
 
-    def __init__(self, loader: Loader, put: Callable[[Batch], T], settle: Callable[[T], Any], *, early: bool) -> None:
+    def __init__(
+        self, loader: Loader, put: Callable[[NumpyBatch], T], settle: Callable[[T], Any], *, early: bool
+    ) -> None:
         """put: begins to copy a batch to the device. settle: waits until that is done, so that the loader's buffers may
         be used again. early: the copy of the next batch begins before this one is trained on; else its arrays are the
         loader's own, and valid until the next one is asked for.

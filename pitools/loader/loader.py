@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from pitools.core.errors import ConfigError, Unreachable
 from pitools.core.record import Record
 from pitools.loader.memory import aligned
 from pitools.loader.readers import Part, Readers
-from pitools.loader.sampling.order import Indices, Keys, share
+from pitools.loader.sampling.order import share
 from pitools.loader.sampling.samples import Field, Samples
 
 # A file system that gives nothing for this long is not slow but gone.
@@ -34,11 +34,12 @@ STALLED_S = 300.0
 # Less than this is not worth handing to one more thread.
 _PART_BYTES = 1 << 20
 
+A = TypeVar("A")
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
-class Batch(NamedTuple):
-    """This rank's part of a global batch, b samples; valid until the next one is asked for.
+class Batch(NamedTuple, Generic[A]):
+    """This rank's part of a global batch, b samples, in arrays of NumPy, torch or JAX.
 
     step, size: number of the global batch, and of its samples. arrays: (b, length, *row) by name. inside: (b, length)
     by name, False at steps that are not the sample's own, and aside: (b, …), what else is known; see `Samples`.
@@ -47,13 +48,16 @@ class Batch(NamedTuple):
 
     step: int
     size: int
-    arrays: dict[str, NDArray[Any]]
-    inside: dict[str, NDArray[np.bool_]]
-    aside: dict[str, NDArray[Any]]
-    samples: Indices
-    keys: Keys
+    arrays: dict[str, A]
+    inside: dict[str, A]
+    aside: dict[str, A]
+    samples: A
+    keys: A
     bytes_read: int = 0
     waited_s: float = 0.0
+
+
+NumpyBatch: TypeAlias = Batch[NDArray[Any]]
 
 
 class State(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
@@ -104,7 +108,7 @@ class Times(NamedTuple):
 class _Coming(NamedTuple):
     """A batch that is being read into these buffers. then: the position of the one that will be given after it."""
 
-    batch: Batch
+    batch: NumpyBatch
     parts: list[Part]
     then: int
     buffers: dict[str, NDArray[Any]]
@@ -137,13 +141,14 @@ class Loader(Stateful):
         self._stalled = False
         self._times = Times()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[NumpyBatch]:
         return self
 
-    def __next__(self) -> Batch:
-        """The next batch. Raises DataError for damage, naming it; Unreachable when nothing comes for minutes.
+    def __next__(self) -> NumpyBatch:
+        """Return the next batch, valid until the one after it is asked for.
 
-        After an error the same batch is read again by the next call, and other places can be gone to.
+        Raises DataError for damage, naming it; Unreachable when nothing comes for minutes. After an error the
+        same batch is read again by the next call, and other places can be gone to.
         """
         began = time.perf_counter()
         if self._given is not None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pitools.core.errors import ConfigError, DataError, Unreachable
-from pitools.loader.loader import Batch, Loader
+from pitools.loader.loader import Loader, NumpyBatch
 
 _MOST_RANGES = 200_000
 
 Range = tuple[int, int, int]  # number of the file, offset, bytes
-Transform = Callable[[Batch], Any]
+Transform = Callable[[NumpyBatch], Any]
 
 
 class Pass(NamedTuple):
@@ -104,7 +104,7 @@ def fastest(loader: Loader, count: int, limit_s: float) -> Pass:
     return min(passes, key=lambda each: each.wall_s)
 
 
-def transforms(transform: Transform, batch: Batch, limit_s: float) -> Pass:
+def transforms(transform: Transform, batch: NumpyBatch, limit_s: float) -> Pass:
     """Transform one batch again and again until the time is over; twice at least, of which the first does not count."""
     apply(transform, batch)
     began, count = time.perf_counter(), 0
@@ -114,7 +114,7 @@ def transforms(transform: Transform, batch: Batch, limit_s: float) -> Pass:
     return Pass(count, 0, time.perf_counter() - began)
 
 
-def apply(transform: Transform, batch: Batch) -> None:
+def apply(transform: Transform, batch: NumpyBatch) -> None:
     """Transform a batch. Raises ConfigError for whatever the function raises."""
     try:
         transform(batch)

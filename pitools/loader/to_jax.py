@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -10,29 +10,17 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError
 from pitools.loader.device import OnDevice
-from pitools.loader.loader import Batch, Loader
-from pitools.loader.sampling.order import Indices, share
+from pitools.loader.loader import Batch, Loader, NumpyBatch
+from pitools.loader.sampling.order import share
 
-
-class JaxBatch(NamedTuple):
-    """A global batch, as in `Batch`: arrays over the mesh, and what this process's part cost. samples: NumPy's, of it.
-
-    keys: (b, 2) uint32, `jax.random.wrap_key_data` makes keys of them.
-    """
-
-    step: int
-    size: int
-    arrays: dict[str, Any]
-    inside: dict[str, Any]
-    aside: dict[str, Any]
-    keys: Any
-    samples: Indices
-    bytes_read: int
-    waited_s: float
+JaxBatch: TypeAlias = Batch[Any]  # arrays over the mesh
 
 
 def jax_batches(loader: Loader, sharding: Any) -> OnDevice[JaxBatch]:
     """The loader's batches, their samples divided as `sharding` says; the next is copied while this one is trained on.
+
+    Over a mesh their arrays are of the global batch. keys: (b, 2) uint32, `jax.random.wrap_key_data` makes keys of
+    them. samples, bytes_read and waited_s are of this process's part, and samples is NumPy's.
 
     sharding: a device, for this rank's part alone; or a sharding whose first axis is that of samples, where each
     process needs the part of the batch that its loader, by its rank, reads. Raises ConfigError, with the first batch,
@@ -48,14 +36,13 @@ def jax_batches(loader: Loader, sharding: Any) -> OnDevice[JaxBatch]:
         shape = (size, *array.shape[1:]) if whole else array.shape
         return jax.make_array_from_process_local_data(sharding, array.copy() if copied else array, shape)
 
-    def put(batch: Batch) -> JaxBatch:
+    def put(batch: NumpyBatch) -> JaxBatch:
         if whole:
             _check(sharding, loader, (batch.size, *next(iter(batch.arrays.values())).shape[1:]))
         parts = (batch.arrays, batch.inside, batch.aside)
         arrays, inside, aside = ({name: place(array, batch.size) for name, array in part.items()} for part in parts)
         keys = place(batch.keys.view(np.uint32).reshape(-1, 2), batch.size)
-        samples = batch.samples.copy()
-        return JaxBatch(batch.step, batch.size, arrays, inside, aside, keys, samples, batch.bytes_read, batch.waited_s)
+        return batch._replace(arrays=arrays, inside=inside, aside=aside, samples=batch.samples.copy(), keys=keys)
 
     def settle(batch: JaxBatch) -> None:
         jax.block_until_ready((batch.arrays, batch.inside, batch.aside, batch.keys))

@@ -7,7 +7,7 @@ DataLoader over a `BatchStream`; workers take turns, so that the order is the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,25 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pitools.core.errors import ConfigError
 from pitools.loader.device import OnDevice
-from pitools.loader.loader import Batch, Loader, State, Stateful, as_state
+from pitools.loader.loader import Batch, Loader, NumpyBatch, State, Stateful, as_state
 
-
-class TorchBatch(NamedTuple):
-    """This rank's part of a global batch, as in `Batch`: tensors on the device, and what it cost. keys: int64."""
-
-    step: int
-    size: int
-    arrays: dict[str, Any]
-    inside: dict[str, Any]
-    aside: dict[str, Any]
-    samples: Any
-    keys: Any
-    bytes_read: int
-    waited_s: float
+TorchBatch: TypeAlias = Batch[Any]  # tensors on the device
 
 
 def torch_batches(loader: Loader, device: Any = "cpu") -> OnDevice[TorchBatch]:
-    """The loader's batches on a device.
+    """The loader's batches on a device, with keys in int64.
 
     CPU: no copy is made; a batch is valid until the next one is asked for. CUDA: give a loader that has not begun, so
     that its buffers are pinned. They are copied on a stream of their own, the next batch while this one is trained on.
@@ -47,7 +35,7 @@ def torch_batches(loader: Loader, device: Any = "cpu") -> OnDevice[TorchBatch]:
     loader.allocate = pinned
     stream, done = torch.cuda.Stream(device), torch.cuda.Event()
 
-    def put(batch: Batch) -> TorchBatch:
+    def put(batch: NumpyBatch) -> TorchBatch:
         with torch.cuda.stream(stream):
             moved = _moved(_tensors(batch), device, wait=False)
             done.record(stream)
@@ -173,13 +161,9 @@ def _require_function(make: Any) -> None:
         raise ConfigError(what, where="BatchStream", hint=hint)
 
 
-def _tensors(batch: Batch) -> TorchBatch:
+def _tensors(batch: NumpyBatch) -> TorchBatch:
     """Views of the batch's arrays."""
-    parts = (batch.arrays, batch.inside, batch.aside)
-    arrays, inside, aside = ({name: _view(array) for name, array in part.items()} for part in parts)
-    keys = _view(batch.keys.view(np.int64))  # torch does little with unsigned ones
-    samples = _view(batch.samples)
-    return TorchBatch(batch.step, batch.size, arrays, inside, aside, samples, keys, batch.bytes_read, batch.waited_s)
+    return _changed(batch._replace(keys=batch.keys.view(np.int64)), _view)  # torch does little with unsigned ones
 
 
 def _view(array: NDArray[Any]) -> Any:
