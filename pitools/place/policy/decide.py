@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pitools.place.model import Job, Place, Pool, Ticket, Withdraw
 from pitools.place.policy.columns import Columns, able
@@ -12,11 +12,6 @@ from pitools.place.policy.moves import moves
 from pitools.place.policy.order import Line, line
 from pitools.place.policy.rooms import Rooms
 from pitools.place.policy.rules import Policy
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def decide(

@@ -1,7 +1,7 @@
 """How long a job will run, learnt from the jobs that ended before it.
 
 What is learnt is run time ÷ time limit, a number in (0, 1], as a histogram over its powers of two: bounded, so that no
-single job spoils a mean, and whole, so that it also answers how much longer a job runs that has run so long already.
+single job spoils a mean.
 Histograms are kept for all jobs, for jobs of one limit, of one limit and size, and of one limit, size and kind; each
 begins as a copy of the wider one before it, and leaves it as its own jobs end.
 """
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Histogram = np.ndarray[Any, np.dtype[np.float64]]
 
 BINS = 18  # 2^-18 of a week's limit is two seconds
+PRIOR_JOBS = 10.0  # with so many jobs of its own, a histogram counts as much as the wider one that it began with
+MEMORY_JOBS = 1000.0  # so many jobs a histogram remembers; older ones fade
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,17 +37,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predictor:
-    """Run times from `ended` jobs, in the order in which they ended.
+    """Run times from `ended` jobs, in the order in which they ended."""
 
-    faith: with so many jobs of its own, a histogram counts as much as the wider one that it began with. memory: so many
-    jobs a histogram remembers; older ones fade.
-    """
-
-    def __init__(self, *, faith: float = 10.0, memory: float = 1000.0) -> None:
+    def __init__(self) -> None:
         import numpy as np
 
-        self.faith = faith
-        self.keep = 1.0 - 1.0 / memory
         self.counts: dict[Hashable, Histogram] = {}
         self.uppers = 2.0 ** -np.arange(BINS)
         self.middles = 0.72 * self.uppers  # the mean of a bin whose numbers are even on a log scale
@@ -65,32 +61,12 @@ class Predictor:
             if counts is None:
                 counts = self.counts[key] = np.zeros(BINS)
             else:
-                counts *= self.keep
+                counts *= 1.0 - 1.0 / MEMORY_JOBS
             counts[at] += 1.0
 
     def mean_s(self, job: Known) -> float:
         """The mean run time, as this job's limit and kind have it; never above its limit."""
         return job.limit_s * float(self._shares(job) @ self.middles)
-
-    def quantile_s(self, job: Known, share: float) -> float:
-        """So long run at most that share of such jobs, on a log scale within a bin."""
-        import numpy as np
-
-        grown = np.cumsum(self._shares(job)[::-1])
-        at = int(np.searchsorted(grown, share * grown[-1]))
-        low = grown[at - 1] if at else 0.0
-        part = (share * grown[-1] - low) / max(grown[at] - low, 1e-12)
-        return float(job.limit_s * self.uppers[BINS - 1 - at] * 2.0 ** float(part - 1.0))
-
-    def left_s(self, job: Known, elapsed_s: float) -> float:
-        """The mean of what is left for a job that has run so long."""
-        used = elapsed_s / job.limit_s
-        longer = self.uppers > used
-        shares = self._shares(job)[longer]
-        if not shares.size:
-            return 0.0
-        ends = self.middles[longer].clip(min=(used + self.uppers[longer]) / 2 * (self.middles[longer] < used))
-        return max(job.limit_s * float(shares @ ends) / max(float(shares.sum()), 1e-12) - elapsed_s, 0.0)
 
     def _shares(self, job: Known) -> Histogram:
         """What share of such jobs ended in each bin."""
@@ -99,7 +75,7 @@ class Predictor:
             counts = self.counts.get(key)
             if counts is None:
                 break
-            shares = (counts + self.faith * shares) * (1.0 / float(counts.sum() + self.faith))
+            shares = (counts + PRIOR_JOBS * shares) * (1.0 / float(counts.sum() + PRIOR_JOBS))
         return shares
 
 

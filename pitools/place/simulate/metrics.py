@@ -64,11 +64,6 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     idle: int
     wall_s: float = 0.0
 
-    @property
-    def wait_large_s(self) -> float:
-        """Mean wait of jobs of 32 GPUs and more."""
-        return self.wait_by_gpus_s.get("32+", 0.0)
-
 
 def judge(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
     """The record of a replay; every job is replayed, whatever the window."""
