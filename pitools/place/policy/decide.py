@@ -86,8 +86,6 @@ class _Placing:
                 self._start(next_up)
             else:
                 break
-        if self.policy.lead_s:
-            self._ahead()
 
     def _start(self, row: int) -> None:
         """To the pool where it ends first, of those that would start it now."""
@@ -118,25 +116,6 @@ class _Placing:
             self._refresh(pool)
         return bool(found)
 
-    def _ahead(self) -> None:
-        """Whoever will start soon is put into the queue now, so that no unit idles until the next decision."""
-        placed = {place.job_id for place in self.placed}
-        for row, job in enumerate(self.jobs[i] for i in self.line.index):
-            found = [
-                p
-                for p in self._sorted(row)
-                if self.line.will[row, p]
-                and self.rooms.waiting[p] < self.rooms.pools[p].tickets
-                and self._start_s(row, p) - self.rooms.now_s <= self.policy.lead_s
-            ]
-            if job.job_id in placed or not found:
-                continue
-            for pool in self._near(row, found):
-                self._place(row, pool, "next there")
-                self.rooms.queued([self._asks(row, pool)])
-            if all(waiting >= pool.tickets for waiting, pool in zip(self.rooms.waiting, self.rooms.pools, strict=True)):
-                break
-
     def _sorted(self, row: int) -> list[int]:
         """Pools large enough for a job, by its expected end."""
         ends, units = self.line.ends_s[row], self.line.table.units[row]
@@ -162,11 +141,6 @@ class _Placing:
 
     def _asks(self, row: int, pool: int) -> tuple[int, float, float]:
         return pool, float(self.line.table.units[row, pool]), float(self.line.table.limit_s[row, pool])
-
-    def _start_s(self, row: int, pool: int) -> float:
-        table = self.line.table
-        found = self.rooms.start_s(pool, table.units[row, pool : pool + 1], table.limit_s[row, pool : pool + 1])
-        return float(found[0])
 
     def _place(self, row: int, pool: int, why: str) -> None:
         job = self.jobs[int(self.line.index[row])]

@@ -77,7 +77,7 @@ def worlds(
     policy = Policy(
         order=rng.choice(["aged-sjf", "expansion", "fifo"]), width=rng.choice([0.0, 1.0]),
         patience=rng.choice([1.0, 2.0, 1e9]), reserve=rng.randint(0, 3), old_tickets=rng.randint(0, 3),
-        lead_s=rng.choice([0.0, 600.0, 1e9]), siblings=rng.randint(1, 3), share=rng.choice([0.0, 1.0]),
+        siblings=rng.randint(1, 3), share=rng.choice([0.0, 1.0]),
         usage={"a": 3.0}, aging_s=rng.choice([0.0, HOUR_S]), old_s=rng.choice([0.0, 12 * HOUR_S, inf]),
     )  # fmt: skip
     return now, jobs, pools, tickets, policy
@@ -186,14 +186,6 @@ def test_old_is_later_where_everybody_waits_long(waiting: int) -> None:
     jobs += [job(f"o{n}", run_s=HOUR_S / 2, units=8) for n in range(waiting)]
     full = pool("middle", free=0, running=[(HOUR_S, 8)]) | pool("slow", free=0, running=[(HOUR_S, 8)])
     assert bool(placed(decide(0.0, jobs, full, [], Policy()))) == (waiting == 10)
-
-
-def test_a_queue_is_fed_before_it_is_idle() -> None:
-    """With a lead, whoever is expected to start within it waits in the pool's queue, as many as may."""
-    soon = pool("middle", free=0, running=[(300.0, 8)], tickets=2)
-    jobs = [job(f"j{n}", pools=["middle"]) for n in range(5)]
-    assert placed(decide(0.0, jobs, soon, [], Policy())) == []
-    assert placed(decide(0.0, jobs, soon, [], Policy(lead_s=120.0))) == [("j0", "middle"), ("j1", "middle")]
 
 
 def test_a_ticket_moves_only_when_that_pays_and_not_at_once() -> None:
