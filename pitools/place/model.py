@@ -18,7 +18,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     units: what it would hold there: GPUs, or nodes where the pool has none. run_s: expected, topology and risk of
     failure included. limit_s: the time limit it is submitted with. stage_s: copying the data that is not there yet,
-    which overlaps with the wait. cost: money for the whole run.
+    which overlaps with the wait.
     """
 
     pool: str
@@ -26,17 +26,15 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float
     limit_s: float
     stage_s: float = 0.0
-    cost: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job in the queue over all sites. tier: the higher goes first; owner: for a policy of shares."""
+    """One job in the queue over all sites. tier: the higher goes first."""
 
     job_id: str
     submit_s: float
     options: tuple[Option, ...]
     tier: int = 0
-    owner: str = ""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

@@ -220,7 +220,6 @@ def options(
             run_s=works[one.pool].run_s + works[one.pool].loss_s,
             limit_s=float(one.plan.job.time_s) if one.plan else 0.0,
             stage_s=missing[one.pool].wall_s if one.pool in missing else 0.0,
-            cost=works[one.pool].cost,
         )
         for one in taken
     )

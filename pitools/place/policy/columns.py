@@ -18,7 +18,7 @@ Row = tuple[float, ...]
 
 class Table(NamedTuple):
     """Jobs as numbers. submit_s, tier: (jobs,). The others (jobs, pools), where a job cannot run inf, or 0 for
-    stage_s and cost."""
+    stage_s."""
 
     submit_s: Array
     tier: Array
@@ -26,7 +26,6 @@ class Table(NamedTuple):
     run_s: Array
     limit_s: Array
     stage_s: Array
-    cost: Array
 
 
 class Columns:
@@ -45,8 +44,8 @@ class Columns:
 
         if tuple(pools) != self.pools or len(self.rows) > 4 * len(jobs) + 1000:
             self.pools, self.rows = tuple(pools), {}
-        made = np.array([self._row(job) for job in jobs]).reshape(len(jobs), 2 + 5 * len(pools))
-        return Table(made[:, 0], made[:, 1], *(made[:, 2 + n * len(pools) :][:, : len(pools)] for n in range(5)))
+        made = np.array([self._row(job) for job in jobs]).reshape(len(jobs), 2 + 4 * len(pools))
+        return Table(made[:, 0], made[:, 1], *(made[:, 2 + n * len(pools) :][:, : len(pools)] for n in range(4)))
 
     def _row(self, job: Job) -> Row:
         known = self.rows.get(job.job_id)
@@ -61,7 +60,6 @@ class Columns:
             *(option.run_s if option else inf for option in found),
             *(option.limit_s if option else inf for option in found),
             *(option.stage_s if option else 0.0 for option in found),
-            *(option.cost if option else 0.0 for option in found),
         )
         self.rows[job.job_id] = job, row
         return row

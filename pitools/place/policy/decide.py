@@ -45,7 +45,7 @@ def decide(
     loose, table = able(unbound, (columns or Columns()).table(unbound, rooms.names))
     if not loose:
         return list(back)
-    found = line(now_s, loose, table, rooms, policy)
+    found = line(now_s, table, rooms, policy)
     placing = _Placing(loose, found, rooms, policy)
     placing.serve()
     return [*back, *placing.placed]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pitools.place.model import Job
 from pitools.place.policy.columns import Table
 from pitools.place.policy.rooms import Rooms
 from pitools.place.policy.rules import Policy
@@ -19,8 +17,8 @@ if TYPE_CHECKING:
 class Line(NamedTuple):
     """Jobs in the order in which they are served; every array is in this order.
 
-    index: into the jobs as given. old: (jobs,). takes_s: (jobs, pools), from a start to the end, staging and cost
-    included. ends_s: (jobs, pools), the expected end from now, waiting included. will: pools that a job would take now.
+    index: into the jobs as given. old: (jobs,). takes_s: (jobs, pools), from a start to the end, staging included.
+    ends_s: (jobs, pools), the expected end from now, waiting included. will: pools that a job would take now.
     """
 
     index: Any
@@ -31,26 +29,24 @@ class Line(NamedTuple):
     will: Any
 
 
-def line(now_s: float, jobs: Sequence[Job], table: Table, rooms: Rooms, policy: Policy) -> Line:
+def line(now_s: float, table: Table, rooms: Rooms, policy: Policy) -> Line:
     """The jobs in order, and what each can expect."""
     import numpy as np
 
-    run = table.run_s + policy.money_s * table.cost
-    takes = table.stage_s + run
+    takes = table.stage_s + table.run_s
     share_s = _share_s(table, rooms)
-    age = now_s - table.submit_s
-    old = age > max(policy.old_s, policy.old_share * float(share_s.sum()))
+    old = now_s - table.submit_s > max(policy.old_s, policy.old_share * float(share_s.sum()))
     best = takes.min(axis=1)
-    brief = (best <= policy.brief_s) & (policy.order != "fifo")
-    key = np.where(old & ~brief, table.submit_s, _key(age, best, table, jobs, policy))
-    index = np.lexsort((np.arange(len(jobs)), key, ~old | brief, ~brief, -table.tier))
+    brief = best <= policy.brief_s
+    key = np.where(old & ~brief, table.submit_s, best)
+    index = np.lexsort((key, ~old | brief, ~brief, -table.tier))
     table = Table(*(column[index] for column in table))
-    run, takes, old, share_s = run[index], takes[index], old[index], share_s[index]
+    takes, old, share_s = takes[index], old[index], share_s[index]
     ahead = (np.cumsum(share_s) - share_s) * policy.queueing
     starts = [rooms.start_s(pool, table.units[:, pool], table.limit_s[:, pool]) for pool in range(len(rooms.names))]
     wait = np.column_stack(starts) - now_s
     # What waits is staged meanwhile.
-    ends = np.where(wait > 0, np.maximum(np.maximum(wait, ahead[:, None]), table.stage_s) + run, takes)
+    ends = np.where(wait > 0, np.maximum(np.maximum(wait, ahead[:, None]), table.stage_s) + table.run_s, takes)
     will = (takes <= policy.patience * ends.min(axis=1)[:, None]) | old[:, None]
     return Line(index, old, table, takes, ends, will & np.isfinite(takes))
 
@@ -62,21 +58,3 @@ def _share_s(table: Table, rooms: Rooms) -> Array:
     rate = np.where(table.units <= rooms.size, rooms.size / (table.units * table.run_s), 0.0).sum(axis=1)
     found: Array = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
     return found
-
-
-def _key(age: Array, run: Array, table: Table, jobs: Sequence[Job], policy: Policy) -> Array:
-    """What jobs are ordered by within a tier, the least first."""
-    import numpy as np
-
-    if policy.order == "fifo":
-        return table.submit_s
-    run = run + policy.floor_s
-    if policy.share and policy.usage:
-        over = np.array([policy.usage.get(job.owner, 1.0) - 1.0 for job in jobs])
-        run = run * np.exp(policy.share * over)  # never negative, and twice the share weighs as much up as down
-    wide = table.units.min(axis=1) ** policy.width
-    if policy.order == "expansion":
-        key: Array = -(age + run) / run / wide
-    else:
-        key = run * wide / (1.0 + age / policy.aging_s if policy.aging_s else 1.0)
-    return key

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
-
-import msgspec
-
 from pitools.core.record import Record
-
-Order = Literal["aged-sjf", "expansion", "fifo"]
 
 HOUR_S = 3600.0
 
@@ -17,11 +10,7 @@ HOUR_S = 3600.0
 class Policy(Record, frozen=True, kw_only=True, tag="pit.policy/1"):
     """How jobs are ordered, what they wait for, and what is done for those that wait long.
 
-    order: aged-sjf = the shortest first, by expected run time on the best pool; expansion = first whose (wait + run) ÷
-    run is largest; fifo = as submitted. Tiers come before any order.
-    width: 0 orders by run time; 1 by run time x units, so that wide jobs come later.
-    aging_s: at this age a job counts half as long in aged-sjf; 0 is never.
-    floor_s: shorter run times are not told apart.
+    The shortest go first, by expected run time on the best pool; tiers come before any order.
 
     patience: a job starts in a pool with room only if it would end within so many times the time to its best end
     anywhere; else it waits for a faster one. queueing: what waits ahead of it is expected to cost it so many times the
@@ -32,21 +21,14 @@ class Policy(Record, frozen=True, kw_only=True, tag="pit.policy/1"):
     old_s, old_share: a job is old at the age of old_s, but not before old_share x the time that all pools together
     need for whatever waits, which is how long it would have waited in one fair line. Old jobs come first within their
     tier, as submitted, take any pool, and wait in its queue where they do not fit: old_tickets of them at a time. Only
-    brief jobs, expected to run no longer than brief_s on their best pool, come before them (not in fifo): all of those
-    together delay nobody by much, and hundreds of them must not wait for one long job.
+    brief jobs, expected to run no longer than brief_s on their best pool, come before them: all of those together
+    delay nobody by much, and hundreds of them must not wait for one long job.
 
     siblings: the most tickets of a waiting job, in pools that are expected to end it within `near` x the best end.
     hysteresis, move_s, settle_s: a waiting ticket is withdrawn where another pool could start the job now and end it
     earlier by more than hysteresis x move_s, what a move costs, and not within settle_s of its placing.
-    share, usage: usage = owner → what it used lately over its fair share; each unit above 1 makes its jobs count as
-    e^share times as long, and each below as much shorter.
-    money_s: a unit of cost is worth so many seconds.
     """
 
-    order: Order = "aged-sjf"
-    width: float = 0.0
-    aging_s: float = 0.0
-    floor_s: float = 600.0
     patience: float = 2.0
     queueing: float = 1.0
     used: float = 0.3
@@ -60,6 +42,3 @@ class Policy(Record, frozen=True, kw_only=True, tag="pit.policy/1"):
     hysteresis: float = 2.0
     move_s: float = 300.0
     settle_s: float = 600.0
-    share: float = 0.0
-    usage: Mapping[str, float] = msgspec.field(default_factory=dict)
-    money_s: float = 0.0

@@ -141,7 +141,7 @@ class Decider:
             return None  # nowhere to go, or in the queue of a site that is silent: nothing is to be decided
         return model.Job(
             job_id=job.job_id, submit_s=seconds(job.asked.submitted), options=options,
-            tier=_TIERS.get(job.asked.tier, 0), owner=job.asked.owner,
+            tier=_TIERS.get(job.asked.tier, 0),
         )  # fmt: skip
 
     def _ahead(

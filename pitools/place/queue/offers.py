@@ -1,4 +1,4 @@
-"""A job of the queue as a decision sees it: where it could run, for how long, at what price."""
+"""A job of the queue as a decision sees it: where it could run, and for how long."""
 
 from __future__ import annotations
 

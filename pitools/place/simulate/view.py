@@ -30,15 +30,11 @@ class View:
             Option(
                 pool=self.described[pool].pool, units=self.work.units_on(job, pool),
                 run_s=run_s / self.work.speeds[pool], limit_s=self.work.limit_on(job, pool),
-                cost=self.described[pool].price * self.trace.gpus[job] * run_s / self.work.speeds[pool] / 3600.0,
             )
             for pool in fits
         )  # fmt: skip
         job_id = self.trace.job_id[job]
-        made = Job(
-            job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job],
-            owner=self.trace.owner[job],
-        )  # fmt: skip
+        made = Job(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
         self.waiting[job_id] = job, made
 
     def started(self, job: int) -> None:

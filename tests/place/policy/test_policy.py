@@ -20,13 +20,13 @@ SPEED = {"fast": 2.0, "middle": 1.0, "slow": 0.5}
 
 
 def job(
-    job_id: str, *, units: int = 1, run_s: float = HOUR_S, submit_s: float = 0.0, tier: int = 0, owner: str = "",
+    job_id: str, *, units: int = 1, run_s: float = HOUR_S, submit_s: float = 0.0, tier: int = 0,
     pools: Sequence[str] = POOLS,
 ) -> Job:  # fmt: skip
     options = tuple(
         Option(pool=pool, units=units, run_s=run_s / SPEED[pool], limit_s=3 * run_s / SPEED[pool]) for pool in pools
     )
-    return Job(job_id=job_id, submit_s=submit_s, options=options, tier=tier, owner=owner)
+    return Job(job_id=job_id, submit_s=submit_s, options=options, tier=tier)
 
 
 def pool(
@@ -64,7 +64,7 @@ def worlds(
                       is_dark=rng.random() < 0.2)  # fmt: skip
     jobs = [
         job(f"j{number}", units=rng.choice([1, 2, 8, 64]), run_s=rng.uniform(10, 40 * HOUR_S),
-            submit_s=now - rng.uniform(0, 90) * HOUR_S, tier=rng.choice([0, 0, 0, 1]), owner=rng.choice("ab"),
+            submit_s=now - rng.uniform(0, 90) * HOUR_S, tier=rng.choice([0, 0, 0, 1]),
             pools=rng.sample(POOLS, rng.randint(1, 3)))
         for number in range(draw(st.integers(0, 40)))
     ]  # fmt: skip
@@ -75,10 +75,8 @@ def worlds(
             if known and rng.random() < 0.1 and sum(t.pool == option.pool for t in tickets) < known.tickets:
                 tickets.append(Ticket(job_id=one.job_id, pool=option.pool, placed_s=now - rng.uniform(0, 2) * HOUR_S))
     policy = Policy(
-        order=rng.choice(["aged-sjf", "expansion", "fifo"]), width=rng.choice([0.0, 1.0]),
         patience=rng.choice([1.0, 2.0, 1e9]), reserve=rng.randint(0, 3), old_tickets=rng.randint(0, 3),
-        siblings=rng.randint(1, 3), share=rng.choice([0.0, 1.0]),
-        usage={"a": 3.0}, aging_s=rng.choice([0.0, HOUR_S]), old_s=rng.choice([0.0, 12 * HOUR_S, inf]),
+        siblings=rng.randint(1, 3), old_s=rng.choice([0.0, 12 * HOUR_S, inf]),
     )  # fmt: skip
     return now, jobs, pools, tickets, policy
 
@@ -117,9 +115,9 @@ def test_rules_hold_in_any_world(world: tuple[float, list[Job], dict[str, Pool],
 @settings(max_examples=200, deadline=None)
 def test_a_higher_tier_is_served_first(world: tuple[float, list[Job], dict[str, Pool], list[Ticket], Policy]) -> None:
     """What the highest tier gets does not change when the lower ones are taken out of the queue."""
-    now, jobs, pools, _, policy = world
+    now, jobs, pools, _, _ = world
     above = {one.job_id for one in jobs if one.tier == 1}
-    reserve = Policy(order=policy.order, reserve=0, old_s=inf, patience=1e9)
+    reserve = Policy(reserve=0, old_s=inf, patience=1e9)
     both = [move for move in placed(decide(now, jobs, pools, [], reserve)) if move[0] in above]
     alone = placed(decide(now, [one for one in jobs if one.tier == 1], pools, [], reserve))
     assert both == alone
@@ -227,13 +225,6 @@ def test_no_ticket_goes_to_and_fro(seed: int) -> None:
                 tickets.append(Ticket(job_id=move.job_id, pool=move.pool, placed_s=now))
         assert len(tickets) <= 1
     assert all(later - sooner >= policy.settle_s for sooner, later in pairwise(withdrawn))
-
-
-def test_who_used_more_than_a_share_comes_later() -> None:
-    """Of two like jobs, the one of the owner who used less goes first."""
-    jobs = [job("greedy", owner="a", units=8, pools=["fast"]), job("modest", owner="b", units=8, pools=["fast"])]
-    policy = Policy(share=1.0, usage={"a": 2.0, "b": 0.5})
-    assert placed(decide(0.0, jobs, pool("fast"), [], policy))[0] == ("modest", "fast")
 
 
 def test_several_tickets_only_where_the_ends_are_close() -> None:
