@@ -1,13 +1,12 @@
 """Leave to run: one word, written once, that settles whether a queued job may do its work.
 
-A ticket is a job in one site's queue, and the same work may have tickets in several, or in a queue that no longer
+A ticket is a job in one site's queue, and the same work may get another one elsewhere when that queue no longer
 answers. What decides is neither Slurm's memory nor ours but a name in the ticket's own run folder: the symbolic link
 `leave`, which points to `run.<job id>` or to `no`. Making a link is atomic, also over NFS, and fails where there is
 one: whoever is first decides, and everybody else reads what was decided.
 
-    plain ticket    its script writes its own id at its start, and ends with 75 where it then finds another word
-    gated ticket    its script waits for a word, and writes `no` itself when none has come in time
-    dispatcher      writes its id to let a gated ticket go, `no` to be certain that a ticket will never run
+    ticket        its script writes its own id at its start, and ends with 75 where it then finds another word
+    dispatcher    writes `no` to be certain that a ticket will never run
 
 A job that Slurm requeued finds the word of its first start, and goes on, unless it had completed: a controller that was
 away at that moment does not know it, and starts the job again. Should a submission that went unanswered have
@@ -21,7 +20,6 @@ from pathlib import Path
 
 LINK = "leave"
 NO = "no"
-GATE_S = 600  # how long a gated ticket may hold its nodes before it gives them back
 NO_LEAVE = 75
 
 _DONE = """\
@@ -32,24 +30,16 @@ _PLAIN = """\
 ln -sT "run.$SLURM_JOB_ID" {link} 2>/dev/null
 [ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
 """
-_GATED = """\
-# This job may run once, here or elsewhere, and waits to be told: see pitools/launch/leave.py.
-# Over NFS a folder has to be read for what is new in it to be seen.
-for _ in $(seq {tries}); do ls {run_dir} >/dev/null 2>&1; [ -L {link} ] && break; sleep 0.5; done
-ln -sT no {link} 2>/dev/null
-[ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
-"""
 
 
-def script(text: str, run_dir: str, *, gate: bool = False, gate_s: float = GATE_S) -> str:
+def script(text: str, run_dir: str) -> str:
     """An sbatch script that asks for leave before it does anything. run_dir: the ticket's, as its nodes see it."""
     lines = text.splitlines(keepends=True)
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
-    ask = ((_GATED if gate else _PLAIN) + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"), run_dir=shlex.quote(run_dir), code=NO_LEAVE,
-        attempts=shlex.quote(f"{run_dir}/attempts"), tries=max(1, round(gate_s / 0.5)),
-    )  # fmt: skip
+    ask = (_PLAIN + _DONE).format(
+        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, attempts=shlex.quote(f"{run_dir}/attempts")
+    )
     return "".join([*lines[:head], ask, *lines[head:]])
 
 

@@ -35,7 +35,7 @@ def run_dir(site: Site, name: str) -> Path:
     return Path(fill(site.paths.runs)).absolute() / name
 
 
-def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.JobRef:
+def submit(plan: Plan, site: Site, *, name: str) -> folder.JobRef:
     """Queue a plan under this name and return its job; one that was queued before is only looked up.
 
     Where the request wants its nodes chosen, that is done here too, among those that are free at this moment.
@@ -45,7 +45,7 @@ def submit(plan: Plan, site: Site, *, name: str, gate: bool = False) -> folder.J
     """
     at = run_dir(site, name)
     if not at.exists():
-        _make(at, plan, site, gate)
+        _make(at, plan, site)
     if not (at / "script.sbatch").exists():
         raise ClusterError("it was taken back before it was submitted", where=str(at), hint="submit it anew")
     if not jobs.is_open(at, 0):
@@ -64,7 +64,7 @@ def _send(run_dir: Path, plan: Plan, site: Site) -> folder.JobRef:
     return job
 
 
-def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
+def _make(run_dir: Path, plan: Plan, site: Site) -> None:
     """The run's folder with its script; a name that is taken back meanwhile has a folder, and raises ClusterError."""
     # Of this process alone: another that was killed here has left its own behind.
     building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
@@ -82,8 +82,7 @@ def _make(run_dir: Path, plan: Plan, site: Site, gate: bool) -> None:
         env = {**plan.request.env, "PIT_RECOVER": "allocation"}
         shown = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
         text = planning.script(shown, site, run_dir=str(run_dir), payload=payload)
-        script = leave.script(text, str(run_dir), gate=gate)
-        write_atomic(building / "script.sbatch", script, durable=False)
+        write_atomic(building / "script.sbatch", leave.script(text, str(run_dir)), durable=False)
         os.rename(building, run_dir)
     except OSError as error:
         raise os_error(error, run_dir) from error
@@ -143,14 +142,6 @@ def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:
         return {name: not leave.may_run(leave.take(run_dir(site, name), leave.NO)) for name in names}
     except OSError as error:
         raise os_error(error, Path(error.filename or site.paths.runs)) from error
-
-
-def grant(site: Site, name: str, job_id: str) -> bool:
-    """Let a gated ticket's job run; False when it was taken back, or has given up waiting. Safe to repeat."""
-    try:
-        return leave.may_run(leave.take(run_dir(site, name), leave.word(job_id)))
-    except OSError as error:
-        raise os_error(error, run_dir(site, name)) from error
 
 
 def cancel(site: Site, jobs: Mapping[str, str]) -> None:

@@ -67,8 +67,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """A job of ours in a pool's queue, not started. placed_s: when it was put there.
 
-    A job with one ticket is bound: it runs as soon as Slurm starts it. Of a job with several, the first to start runs,
-    and the others are withdrawn; each waits, once started, for leave to run.
+    A job has one at a time, which runs as soon as Slurm starts it.
     """
 
     job_id: str

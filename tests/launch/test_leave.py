@@ -21,12 +21,12 @@ def ticket(tmp_path: Path) -> Path:
     return tmp_path / "it's a run.1"
 
 
-def start(run_dir: Path, job_id: str, *, gate: bool = False, gate_s: float = 5.0) -> subprocess.Popen[bytes]:
+def start(run_dir: Path, job_id: str) -> subprocess.Popen[bytes]:
     """What Slurm does with a ticket's script."""
     (run_dir / "attempts").mkdir(parents=True, exist_ok=True)
     text = f"#!/bin/bash\n#SBATCH --job-name=x\nset -e\necho {job_id} >> {shlex.quote(str(run_dir))}/ran\n"
     path = run_dir / f"script.{job_id}"
-    path.write_text(leave.script(text, str(run_dir), gate=gate, gate_s=gate_s))
+    path.write_text(leave.script(text, str(run_dir)))
     return subprocess.Popen(["bash", str(path)], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job_id})
 
 
@@ -74,24 +74,6 @@ def test_a_requeued_job_goes_on_unless_it_had_completed(ticket: Path) -> None:
     assert ran(ticket) == ["7", "7"]
 
 
-def test_a_gated_ticket_waits_for_its_word(ticket: Path) -> None:
-    """It runs once it is told to, and only then."""
-    job = start(ticket, "7", gate=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        job.wait(0.3)
-    assert ran(ticket) == []
-    leave.take(ticket, leave.word("7"))
-    assert job.wait(5) == 0
-    assert ran(ticket) == ["7"]
-
-
-def test_a_gated_ticket_gives_up(ticket: Path) -> None:
-    """Without a word it gives its nodes back, and leave comes too late then."""
-    assert start(ticket, "7", gate=True, gate_s=0.5).wait(5) == leave.NO_LEAVE
-    assert leave.take(ticket, leave.word("7")) == leave.NO
-    assert ran(ticket) == []
-
-
 def test_without_its_folder_there_is_no_leave(ticket: Path, tmp_path: Path) -> None:
     """A job that turns up after its folder was removed does nothing."""
     text = leave.script(f"#!/bin/bash\ntouch {tmp_path}/ran\n", str(ticket))
@@ -126,13 +108,14 @@ def test_a_folder_goes_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_has_leave_is_let_go_again(tmp_path: Path) -> None:
-    """Of two jobs of one name the one that has leave runs: the ticket is not void."""
+def test_who_has_leave_keeps_it(tmp_path: Path) -> None:
+    """Of several tickets that are taken back those with leave are told; the others never get it."""
     site = Site(name="x", paths=Paths(runs=str(tmp_path)))
     leave.take(tmp_path / "a.1", leave.NO)
     (tmp_path / "b.1").mkdir()
     leave.take(tmp_path / "b.1", leave.word("7"))
-    assert [near.grant(site, name, "8") for name in ("a.1", "b.1")] == [False, True]
+    assert near.take_back(site, ["a.1", "b.1", "c.1"]) == {"a.1": True, "b.1": False, "c.1": True}
+    assert [leave.told(tmp_path / name) for name in ("a.1", "b.1", "c.1")] == [leave.NO, "run.7", leave.NO]
 
 
 def test_one_damaged_ticket_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

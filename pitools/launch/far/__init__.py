@@ -5,10 +5,10 @@ datasets that are not there yet. Everything may be repeated after a connection w
 """
 
 from pitools.launch.far.data import missing, send
-from pitools.launch.far.follow import cancel, fetch, forget, grant, state, take_back
+from pitools.launch.far.follow import cancel, fetch, forget, state, take_back
 from pitools.launch.far.job import Sent, submit
 from pitools.launch.far.there import run_dir
 
 __all__ = [
-    "Sent", "cancel", "fetch", "forget", "grant", "missing", "run_dir", "send", "state", "submit", "take_back",
+    "Sent", "cancel", "fetch", "forget", "missing", "run_dir", "send", "state", "submit", "take_back",
 ]  # fmt: skip

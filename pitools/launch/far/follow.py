@@ -32,7 +32,7 @@ _LOOK = (
 )
 _LEAVE = (
     '[ -L "$1" ] && { echo "$1 is a link, not a folder" >&2; exit 1; }; '
-    'while IFS= read -r n; do [ "$2" = no ] && mkdir -p -- "$1/$n"; ln -sT "$2" "$1/$n/leave" 2>/dev/null; '
+    'while IFS= read -r n; do mkdir -p -- "$1/$n"; ln -sT "$2" "$1/$n/leave" 2>/dev/null; '
     'printf \'%s\\t%s\\n\' "$n" "$(readlink "$1/$n/leave")"; done; echo end'
 )
 
@@ -91,12 +91,6 @@ def take_back(site: Site, names: Sequence[str]) -> dict[str, bool]:
     """Make sure that these tickets never run; False for one that has had leave before. Slurm is not asked."""
     words = {line[0]: line[1] for line in _lines(site, _LEAVE, names, 2, leave.NO)}
     return {name: not leave.may_run(_certain(site, name, words.get(name, ""))) for name in names}
-
-
-def grant(site: Site, name: str, job_id: str) -> bool:
-    """Let a gated ticket's job run; False when it was taken back, or has given up waiting. Safe to repeat."""
-    ((_, word),) = _lines(site, _LEAVE, [name], 2, leave.word(job_id))
-    return leave.may_run(_certain(site, name, word))
 
 
 def _certain(site: Site, name: str, word: str) -> str:

@@ -67,21 +67,19 @@ class Sent(folder.JobRef, frozen=True, kw_only=True, tag="pit.job-sent/1"):
 
 
 def submit(
-    plan: Plan, site: Site, *, name: str, gate: bool = False, also: Sequence[Entry] = (),
-    ready: Callable[[], None] = lambda: None,
-) -> Sent:  # fmt: skip
+    plan: Plan, site: Site, *, name: str, also: Sequence[Entry] = (), ready: Callable[[], None] = lambda: None
+) -> Sent:
     """Send what the plan needs and queue it under this name; what was sent or queued before is only looked up.
 
-    gate: the job waits for leave before it does anything: see launch/leave.py. also: what else is to be in the run's
-    folder there. ready: called between sending and queueing; what it raises takes the folder back. Where the request
-    wants its nodes chosen, that is done here too, among those that are free when the job is queued. Raises ConfigError
-    for a workdir or a site that does not lend itself to it, ClusterError when it is refused, NoSpace, Unreachable when
-    the site cannot be asked, Unanswered when it may have the job: look again later, by the same call. sbatch never gets
-    a name twice.
+    also: what else is to be in the run's folder there. ready: called between sending and queueing; what it raises takes
+    the folder back. Where the request wants its nodes chosen, that is done here too, among those that are free when the
+    job is queued. Raises ConfigError for a workdir or a site that does not lend itself to it, ClusterError when it is
+    refused, NoSpace, Unreachable when the site cannot be asked, Unanswered when it may have the job: look again later,
+    by the same call. sbatch never gets a name twice.
     """
     slurm = client(site)
     fabric = nodes.fabric(plan, site, slurm)
-    job, is_new = _send(plan, site, name, gate, also, ready, nodes.HELD if fabric else ())
+    job, is_new = _send(plan, site, name, also, ready, nodes.HELD if fabric else ())
     if fabric and is_new:  # one that was there before may have run, and ended, since
         try:
             nodes.get(plan, fabric, slurm, job.job_id, follow_s=nodes.TICKET_S)
@@ -93,8 +91,8 @@ def submit(
 
 
 def _send(
-    plan: Plan, site: Site, name: str, gate: bool, also: Sequence[Entry], ready: Callable[[], None], args: Sequence[str]
-) -> tuple[Sent, bool]:  # fmt: skip
+    plan: Plan, site: Site, name: str, also: Sequence[Entry], ready: Callable[[], None], args: Sequence[str]
+) -> tuple[Sent, bool]:
     """The job, and whether it was certainly made by this call."""
     at = there.run_dir(site, name)
     if known := _queue(site, name, at, args):
@@ -104,7 +102,7 @@ def _send(
         sent += data.send(staged, site).bytes
     wall_s = time.monotonic() - began if sent else 0.0
     more = sum(entry.path.stat().st_size for entry in also if entry.path)
-    whole = [*entries(plan, site, name=name, gate=gate), *also]
+    whole = [*entries(plan, site, name=name), *also]
     mode = folder.MODES[site.paths.runs_access]
     files.put(site, whole, at, limit=2 * snapshot.LIMIT + more, mode=mode)
     try:
@@ -120,7 +118,7 @@ def _send(
     return msgspec.structs.replace(job, data_bytes=sent, data_s=wall_s), is_new
 
 
-def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
+def entries(plan: Plan, site: Site, *, name: str) -> list[Entry]:
     """The run's folder as it is to be there: nothing in it that is executed knows of a path here."""
     at = there.run_dir(site, name)
     moved = moved_to(plan, site, at)
@@ -130,7 +128,7 @@ def entries(plan: Plan, site: Site, *, name: str, gate: bool) -> list[Entry]:
     texts = {
         "request.toml": plan.request_text.encode(),
         "plan.json": msgspec.json.format(msgspec.json.encode(moved), indent=1),
-        "script.sbatch": leave.script(script, at, gate=gate).encode(),
+        "script.sbatch": leave.script(script, at).encode(),
     }
     return [
         *(Entry(name=key, data=text) for key, text in texts.items()),

@@ -110,21 +110,16 @@ class _Placing:
     def _wait(self, row: int) -> bool:
         """Put an old job into a queue, where Slurm keeps its place; tells whether there was one."""
         found = [p for p in self._sorted(row) if self.rooms.waiting[p] < self.rooms.pools[p].tickets]
-        for pool in self._near(row, found):
-            self._place(row, pool, "it is old: waits there for its turn")
-            self.rooms.queued([self._asks(row, pool)])
-            self._refresh(pool)
+        if found:
+            self._place(row, found[0], "it is old: waits there for its turn")
+            self.rooms.queued([self._asks(row, found[0])])
+            self._refresh(found[0])
         return bool(found)
 
     def _sorted(self, row: int) -> list[int]:
         """Pools large enough for a job, by its expected end."""
         ends, units = self.line.ends_s[row], self.line.table.units[row]
         return sorted((p for p in range(len(ends)) if units[p] <= self.rooms.size[p]), key=lambda p: (ends[p], p))
-
-    def _near(self, row: int, found: Sequence[int]) -> Sequence[int]:
-        """The best of these pools, and those too close to it to tell, as many as a job may have tickets."""
-        ends = self.line.ends_s[row]
-        return [p for p in found if ends[p] <= self.policy.near * ends[found[0]]][: self.policy.siblings]
 
     def _end_s(self, pool: int) -> Any:
         """When jobs would end if they started now: Slurm lets one pass a ticket of ours only if its limit allows."""

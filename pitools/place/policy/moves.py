@@ -15,18 +15,15 @@ def moves(
 ) -> list[Withdraw]:  # fmt: skip
     """Withdrawals worth their cost, oldest ticket first; the room that a job is withdrawn for is kept for it.
 
-    Only a job with one ticket moves, and only what waits in a pool that answers is withdrawn.
+    Only what waits in a pool that answers is withdrawn.
     """
     import numpy as np
 
-    held: dict[str, int] = {}
-    for ticket in queued:
-        held[ticket.job_id] = held.get(ticket.job_id, 0) + 1
     found = []
     column = {name: number for number, name in enumerate(rooms.names)}
     for ticket in queued:
         job = jobs.get(ticket.job_id)
-        if not job or held[ticket.job_id] > 1 or now_s - ticket.placed_s < policy.settle_s:
+        if not job or now_s - ticket.placed_s < policy.settle_s:
             continue
         options = {option.pool: option for option in job.options if option.pool in column}
         here = options.pop(ticket.pool, None)

@@ -24,7 +24,6 @@ class Policy(Record, frozen=True, kw_only=True, tag="pit.policy/1"):
     brief jobs, expected to run no longer than brief_s on their best pool, come before them: all of those together
     delay nobody by much, and hundreds of them must not wait for one long job.
 
-    siblings: the most tickets of a waiting job, in pools that are expected to end it within `near` x the best end.
     hysteresis, move_s, settle_s: a waiting ticket is withdrawn where another pool could start the job now and end it
     earlier by more than hysteresis x move_s, what a move costs, and not within settle_s of its placing.
     """
@@ -37,8 +36,6 @@ class Policy(Record, frozen=True, kw_only=True, tag="pit.policy/1"):
     old_share: float = 1.0
     old_tickets: int = 2
     brief_s: float = 600.0
-    siblings: int = 1
-    near: float = 1.25
     hysteresis: float = 2.0
     move_s: float = 300.0
     settle_s: float = 600.0

@@ -45,14 +45,11 @@ class Board:
         return after
 
     def intend(self, job_id: str, pool: str, why: str) -> tuple[Job, Ticket]:
-        """Write down a ticket that is about to be submitted, with a number of its own.
-
-        Two sites may be given tickets of one job at once: only one of them can go without a gate.
-        """
+        """Write down a ticket that is about to be submitted, with a number of its own: the only one of the job's."""
         with self._lock:
             job = self.jobs[job_id]
-            n, gate = len(job.tickets) + 1, bool(job.live)
-            entry = Entry(t=clock.now(), what="submit", n=n, pool=pool, gate=gate, why=why)
+            assert not job.live, f"{job_id} has a ticket"
+            entry = Entry(t=clock.now(), what="submit", n=len(job.tickets) + 1, pool=pool, why=why)
             job = self.jobs[job_id] = append(job, entry)
         return job, job.tickets[-1]
 
@@ -83,14 +80,13 @@ class Board:
 
 
 class Due(NamedTuple):
-    """What a look asks for at its site: tickets to take back, to let go again, and jobs of Slurm to end, id → name.
+    """What a look asks for at its site: tickets to take back, and jobs of Slurm to end, id → name.
 
     gone: names of tickets that never ran and that Slurm does not know any more. fetch: tickets that have run. lift:
     those that Slurm began and put back, by their ids, with nodes that were chosen for their first start.
     """
 
     take: list[tuple[Job, Ticket]]
-    grant: list[tuple[Job, Ticket]]
     end: dict[str, str]
     gone: list[str]
     fetch: list[tuple[Job, Ticket]]
@@ -102,7 +98,7 @@ def settle(board: Board, site: str, asked: str, seen: dict[str, Seen], up_since:
 
     up_since: since when it has answered without a break, as journals write times.
     """
-    due = Due([], [], {}, [], [], [])
+    due = Due([], {}, [], [], [])
     now = clock.now()
     for job, ticket in board.tickets(site):
         # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
@@ -158,13 +154,7 @@ def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> No
         due.lift.append((job, seen.job_id))
     if ticket.state == "intended":
         job = board.note(job, "submitted", ticket.n, slurm_id=seen.job_id)
-    if ticket.gate and leave.may_run(seen.leave):
-        if ticket.state != "granted" or ticket.unknown:
-            board.note(job, "granted", ticket.n, slurm_id=seen.job_id, began=_began(seen))
-    elif ticket.state == "granted":
-        if not seen.leave and seen.state != "PENDING":
-            due.grant.append((job, ticket))
-    elif (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or leave.may_run(seen.leave)):
+    if (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or leave.may_run(seen.leave)):
         board.note(job, "started", ticket.n, slurm_id=seen.job_id, began=_began(seen))
 
 

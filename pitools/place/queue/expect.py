@@ -89,7 +89,7 @@ def _ran(entries: list[Entry]) -> tuple[str, float] | None:
         at_s = datetime.fromisoformat(entry.t).timestamp()
         if entry.what == "submit":
             pools[entry.n], placed[entry.n] = entry.pool, at_s
-        elif entry.what in ("started", "grant", "granted"):
+        elif entry.what == "started":
             started[entry.n] = at_s
         elif entry.what == "ended" and entry.n in pools and entry.state != "CANCELLED":
             if entry.n in started:

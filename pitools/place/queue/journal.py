@@ -20,11 +20,8 @@ from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
 
 What = Literal[
-    "submit", "submitted", "refused", "started", "grant", "granted", "withdraw", "void", "swept", "unknown", "ended",
-    "cancelled",
-]  # fmt: skip
-# What nobody but the journal knows. All else can be seen again, or follows from the tickets' own words.
-_DURABLE = frozenset({"submit", "grant"})
+    "submit", "submitted", "refused", "started", "withdraw", "void", "swept", "unknown", "ended", "cancelled"
+]
 
 
 class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
@@ -43,16 +40,15 @@ class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
 
 
 class Entry(Record, frozen=True, kw_only=True, tag="pit.place-entry/1"):
-    """One line of a job's journal: something decided (submit, grant, withdraw) or seen (the rest) of ticket n.
+    """One line of a job's journal: something decided (submit, withdraw) or seen (the rest) of ticket n.
 
-    pool: `site/partition`. gate: the ticket waits for leave. slurm_id, state: Slurm's number and word. why: for people.
+    pool: `site/partition`. slurm_id, state: Slurm's number and word. why: for people.
     """
 
     t: str
     what: What
     n: int = 0
     pool: str = ""
-    gate: bool = False
     slurm_id: str = ""
     state: str = ""
     exit_code: int | None = None
@@ -62,17 +58,16 @@ class Entry(Record, frozen=True, kw_only=True, tag="pit.place-entry/1"):
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """One ticket as its journal tells it.
 
-    state: intended (sent, no answer known), waiting, started (gated: at its gate), granted (chosen to run), taken
-    (being taken back), void (will never run, since `voided`), over (has run). is_swept: nothing is left to do about it.
+    state: intended (sent, no answer known), waiting, started, taken (being taken back), void (will never run, since
+    `voided`), over (has run). is_swept: nothing is left to do about it.
     unknown: since when it runs, or ran, and Slurm does not know it, and in which way (`doubt`, see launch/seen.py).
     """
 
     n: int
     name: str
     pool: str
-    gate: bool
     placed: str
-    state: Literal["intended", "waiting", "started", "granted", "taken", "void", "over"] = "intended"
+    state: Literal["intended", "waiting", "started", "taken", "void", "over"] = "intended"
     slurm_id: str = ""
     voided: str = ""
     unknown: str = ""
@@ -93,7 +88,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_running(self) -> bool:
         """Whether the job is this ticket's for good: it has leave, and nothing else may have it."""
-        return self.state == "granted" or (self.state == "started" and not self.gate)
+        return self.state == "started"
 
 
 State = Literal["queued", "ticketed", "running", "done", "failed", "withdrawn"]
@@ -155,7 +150,8 @@ def append(job: Job, entry: Entry) -> Job:
             line = msgspec.json.encode(entry) + b"\n"
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            if entry.what in _DURABLE:
+            # What nobody but the journal knows. All else can be seen again, or follows from the tickets' own words.
+            if entry.what == "submit":
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -173,9 +169,8 @@ def fold(job: Job, entries: Iterable[Entry]) -> Job:
     for entry in entries:
         if entry.what == "submit":
             tickets[entry.n] = Ticket(
-                n=entry.n, name=f"{job.job_id}.{entry.n}", pool=entry.pool, gate=entry.gate, placed=entry.t,
-                why=entry.why,
-            )  # fmt: skip
+                n=entry.n, name=f"{job.job_id}.{entry.n}", pool=entry.pool, placed=entry.t, why=entry.why
+            )
         elif entry.what == "cancelled":
             end = entry
         elif ticket := tickets.get(entry.n):
@@ -198,8 +193,6 @@ def _ticket(ticket: Ticket, entry: Entry) -> Ticket:
             changes |= {"state": "started", "unknown": ""}
         case "unknown":
             changes |= {"unknown": entry.t, "doubt": entry.state}
-        case "grant" | "granted":
-            changes |= {"state": "granted", "unknown": ""}
         case "withdraw":
             changes |= {"state": "taken"}
         case "void" | "refused":

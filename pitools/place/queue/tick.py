@@ -1,4 +1,4 @@
-"""One tick: look at every site, write down what was seen, let tickets go or take them back, decide, submit.
+"""One tick: look at every site, write down what was seen, take tickets back, decide, submit.
 
 It may be killed anywhere: what it was about to do stands in the jobs' journals, and the next tick looks for it first.
 A site that is silent, or refuses, stops nothing at the others.
@@ -75,7 +75,6 @@ class Ticker:
         silent = {name: row.since if (row := rows.get(name)) and row.state == "dark" else asked for name in faults}
         self._clear(board, sites, due, faults)
         self._take_back(board, sites, due, silent, faults)
-        self._grant(board, sites, due, faults)
         world = self._decider.see(board, sites, {name: look for name, look in looks.items() if name not in faults})
         self._do(board, sites, world, deciding.Wanted([], self._decider.moves(board, world)), faults)
         self._do(board, sites, world, self._decider.decide(board, world), faults)
@@ -126,7 +125,7 @@ class Ticker:
         self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], silent: Mapping[str, str],
         faults: dict[str, PitError],
     ) -> None:  # fmt: skip
-        """Take back what its site asked for, what lost, and what nobody wants any more; end what is in the way."""
+        """Take back what its site asked for, and what nobody wants any more; end what is in the way."""
         _give_up_lost(board, silent)
         take = {name: list(one.take) for name, one in due.items()}
         ends = {name: dict(one.end) for name, one in due.items()}
@@ -145,20 +144,6 @@ class Ticker:
             tickets.end(sites[name], ends.get(name, {}))
 
         _each(take.keys() | ends.keys(), act, faults)
-
-    def _grant(
-        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
-    ) -> None:
-        chosen: dict[str, list[tuple[Job, Ticket]]] = {name: list(one.grant) for name, one in due.items()}
-        for job in board.jobs.values():
-            if (ticket := _winner(job)) and ticket.site in due and ticket.site not in faults:
-                chosen.setdefault(ticket.site, []).append((job, ticket))
-
-        def act(name: str) -> None:
-            for job, ticket in chosen[name]:
-                tickets.grant(board, sites[name], job, ticket)
-
-        _each([name for name, some in chosen.items() if some], act, faults)
 
     def _do(
         self, board: Board, sites: Mapping[str, Site], world: deciding.World, wanted: deciding.Wanted,
@@ -189,13 +174,7 @@ class Ticker:
 
 def _unwanted(job: Job) -> list[Ticket]:
     """Tickets of a job that must not run any more, and do not yet."""
-    waiting = [ticket for ticket in job.live if not ticket.is_running]
-    if job.is_over or job.is_cancelled or any(ticket.is_running for ticket in job.tickets):
-        return waiting
-    if any(ticket.gate and ticket.state == "started" for ticket in waiting):
-        # Somebody waits to be let go: whoever could start without being asked must be out of the way first.
-        return [ticket for ticket in waiting if not ticket.gate]
-    return []
+    return [ticket for ticket in job.live if job.is_cancelled and not ticket.is_running]
 
 
 def _stranded(job: Job, silent: Mapping[str, str]) -> list[Ticket]:
@@ -213,13 +192,6 @@ def _stranded(job: Job, silent: Mapping[str, str]) -> list[Ticket]:
 def _up_since(row: view.SiteRow | None, asked: str) -> str:
     """Since when a site that answered at `asked` has done so without a break. row: as the tick before left it."""
     return row.since if row and row.state == "up" else asked
-
-
-def _winner(job: Job) -> Ticket | None:
-    """The ticket to let go: the first at its gate, once no other can run without being let go."""
-    if job.is_over or job.is_cancelled or not all(ticket.gate and ticket.state != "granted" for ticket in job.live):
-        return None
-    return next((ticket for ticket in job.live if ticket.state == "started"), None)
 
 
 def _give_up_lost(board: Board, silent: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a tick does at one site: take tickets back, let them go, and place new ones. Each act is safe to repeat.
+"""What a tick does at one site: take tickets back, and place new ones. Each act is safe to repeat.
 
 Every intent is in the job's journal before the act. What is not certain to have gone well is left as it is written
 there: the next tick looks first.
@@ -33,10 +33,9 @@ Planner = Callable[[Job, Site, str], Plan]
 class Hands(Protocol):
     """What can be done with the tickets of a site: see launch/near.py."""
 
-    def submit(self, plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef: ...  # noqa: D102
+    def submit(self, plan: Plan, site: Site, *, name: str) -> JobRef: ...  # noqa: D102
     def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]: ...  # noqa: D102
     def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
-    def grant(self, site: Site, name: str, job_id: str) -> bool: ...  # noqa: D102
     def cancel(self, site: Site, jobs: Mapping[str, str]) -> None: ...  # noqa: D102
     def forget(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
 
@@ -84,16 +83,6 @@ def end(site: Site, jobs: Mapping[str, str]) -> None:
         hands(site).cancel(site, jobs)
 
 
-def grant(board: Board, site: Site, job: Job, ticket: Ticket) -> None:
-    """Let a gated ticket run. The choice is written down before the ticket hears of it, and is never changed."""
-    if ticket.state != "granted":
-        board.note(job, "grant", ticket.n)
-    if hands(site).grant(site, ticket.name, ticket.slurm_id):
-        board.note(job, "granted", ticket.n)
-    else:
-        board.note(job, "void", ticket.n, why="it had waited too long for leave")
-
-
 def lift(site: Site, due: Sequence[tuple[Job, str]]) -> None:
     """Let tickets, (job, id in Slurm), start wherever they fit. Safe to repeat. Raises Unreachable."""
     for job, slurm_id in due:
@@ -128,7 +117,7 @@ def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> 
     """The name of the ticket; "" where it was refused."""
     job, ticket = board.intend(job.job_id, decision.pool, decision.why)
     try:
-        ref = hands(site).submit(plan, site, name=ticket.name, gate=ticket.gate)
+        ref = hands(site).submit(plan, site, name=ticket.name)
     except Unanswered:
         raise
     except PitError as error:

@@ -19,7 +19,7 @@ from pitools.place.queue.journal import Job, Ticket, What
 from pitools.place.sites import history, pools
 
 _WAITS = ("intended", "waiting", "taken")
-_STARTS = ("started", "grant", "granted", "ended")
+_STARTS = ("started", "ended")
 
 
 class Foretelling:

@@ -23,20 +23,25 @@ pytestmark = pytest.mark.slurm
 NEAR, FAR = "beta/train", "far/train"
 # Jobs of this name wait in the near queue for as long as anybody cares.
 SBATCH = (
-    '#!/bin/sh\nfor last; do :; done\ngrep -q -- gated- "$last" && set -- --begin=now+1hour "$@"\nexec {real} "$@"\n'
+    '#!/bin/sh\nfor last; do :; done\ngrep -q -- moved- "$last" && set -- --begin=now+1hour "$@"\nexec {real} "$@"\n'
 )
-WANTED = {"near": (NEAR,), "far": (FAR,), "gated": (NEAR, FAR)}
+WANTED = {"near": (NEAR,), "far": (FAR,), "moved": (NEAR, FAR)}
 
 
 def decide(
     now_s: float, jobs: Sequence[model.Job], pools: Mapping[str, model.Pool], held: Sequence[model.Ticket]
-) -> list[model.Place]:
-    """Each job where its name says; `gated` in both queues, the near one first."""
-    found = []
+) -> list[model.Place | model.Withdraw]:
+    """Each job where its name says; `moved` goes to the near queue, and from there to the far one."""
+    found: list[model.Place | model.Withdraw] = []
     for job in jobs:
+        wanted = WANTED[job.job_id.partition("-")[0]]
         mine = [ticket.pool for ticket in held if ticket.job_id == job.job_id]
-        left = [pool for pool in WANTED[job.job_id.partition("-")[0]] if pool not in mine]
-        found += [model.Place(job_id=job.job_id, pool=pool) for pool in left[:1] if pool in pools]
+        # Where a ticket was just taken back there is no option for a while.
+        left = [pool for pool in wanted if pool in pools and pool in {option.pool for option in job.options}]
+        if not mine:
+            found += [model.Place(job_id=job.job_id, pool=pool) for pool in left[:1]]
+        elif mine[0] != wanted[-1]:
+            found.append(model.Withdraw(job_id=job.job_id, pool=mine[0]))
     return found
 
 
@@ -65,7 +70,7 @@ def world(
         monkeypatch.setenv(name, str(state))
     yield queue.root()
     beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
-    if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("gated-")]:
+    if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("moved-")]:
         beta.cancel(left)
 
 
@@ -76,7 +81,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
     command = 'echo "$SLURM_CLUSTER_NAME" >> "$PIT_RUN_DIR/proof"; sleep 1'
     requests = [
         Request(name=name, command=command, time="2m", workdir=str(work))
-        for name in ("near", "far", "far", "gated", "gated")
+        for name in ("near", "far", "far", "moved", "moved")
     ]
     jobs = queue.add(world, [queue.ask(one, ("beta", "far"), owner="ada") for one in requests])
     ticker = Ticker(world, decide, lead_s=0.0, max_age_s=1.0)
@@ -100,7 +105,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
         for path in runs.glob(f"{job.job_id}.*/proof")
     ]
     ran = Counter((path.parent.name.partition(".")[0], *path.read_text().split()) for path in proofs)
-    sides = {"near": "beta", "far": "alpha", "gated": "alpha"}
+    sides = {"near": "beta", "far": "alpha", "moved": "alpha"}
     assert ran == Counter((job.job_id, sides[job.job_id.partition("-")[0]]) for job in jobs)
     # What the far runs had to say lies in the queue's own folder.
     logs = [list((queue.root() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]

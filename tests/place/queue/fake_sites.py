@@ -50,8 +50,7 @@ class Cluster:
     def __init__(self, faults: Faults, ran: Counter[str]) -> None:
         self.faults, self.ran = faults, ran
         self.jobs: dict[str, list[str]] = {}  # Slurm's id → name, state
-        self.gated: set[str] = set()
-        self.late: list[tuple[str, bool]] = []  # still on its way to slurmctld, though nobody waits for it any more
+        self.late: list[str] = []  # still on its way to slurmctld, though nobody waits for it any more
         self.words: dict[str, str] = {}
         self.last = 0
         self.is_dark = False
@@ -61,16 +60,16 @@ class Cluster:
         if self.is_dark or self.faults.strikes(0.3):
             raise Unreachable("connection refused")
 
-    def submit(self, plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef:
+    def submit(self, plan: Plan, site: Site, *, name: str) -> JobRef:
         self.faults.kill()
         self.answer()
         if self.faults.strikes(0.3):
             raise ClusterError("invalid account")
         if self.faults.strikes(0.6):
-            self.late += [(name, gate)] if self.faults.dice.random() < 0.5 else []
+            self.late += [name] if self.faults.dice.random() < 0.5 else []
             raise Unanswered("socket timed out")
         assert name not in [known for known, _ in self.jobs.values()], "a name is given to sbatch once"
-        self._queue(name, gate)
+        self._queue(name)
         self.faults.kill()
         if self.faults.strikes():
             raise Unanswered("socket timed out")
@@ -78,11 +77,9 @@ class Cluster:
             raise ClusterError("connection reset by peer")  # it says that it refused, and has it
         return JobRef(job_id=str(self.last), site=site.name, submitted=clock.now())
 
-    def _queue(self, name: str, gate: bool) -> None:
+    def _queue(self, name: str) -> None:
         self.last += 1
         self.jobs[str(self.last)] = [name, "PENDING"]
-        if gate:
-            self.gated.add(name)
 
     def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]:
         self.answer()
@@ -102,15 +99,6 @@ class Cluster:
         self.faults.kill()
         return taken
 
-    def grant(self, site: Site, name: str, job_id: str) -> bool:
-        self.faults.kill()
-        self.answer()
-        word = self.words.setdefault(name, leave.word(job_id))
-        self.faults.kill()
-        if self.faults.strikes():
-            raise Unreachable("the answer is lost")
-        return word == leave.word(job_id)
-
     def cancel(self, site: Site, jobs: Mapping[str, str]) -> None:
         self.answer()
         for job_id, name in jobs.items():
@@ -125,18 +113,16 @@ class Cluster:
         """Time passes: jobs start, ask for leave, and end."""
         self.is_dark = self.faults.strikes()
         while self.late and self.faults.dice.random() < 0.5:
-            self._queue(*self.late.pop())
+            self._queue(self.late.pop())
         for job_id, job in self.jobs.items():
             name, state = job
             if state == "RUNNING" and leave.may_run(self.words.get(name, "")):
                 if self.faults.dice.random() < 0.5:
                     job[1] = "COMPLETED"
-            elif state == "RUNNING" and (self.words.get(name) == leave.NO or self.faults.strikes(0.3)):
-                self.words.setdefault(name, leave.NO)  # told so, or tired of waiting
+            elif state == "RUNNING":
                 job[1] = "FAILED"
             elif state == "PENDING" and self.faults.dice.random() < 0.5:
-                if name not in self.gated:
-                    self.words.setdefault(name, leave.word(job_id))
+                self.words.setdefault(name, leave.word(job_id))
                 job[1] = "RUNNING"
             if job[1] == "COMPLETED" and state == "RUNNING":
                 self.ran[name.rpartition(".")[0]] += 1
@@ -148,7 +134,7 @@ class Cluster:
 
 
 class World:
-    """Several clusters, one queue, and a policy that places, doubles and withdraws at random."""
+    """Several clusters, one queue, and a policy that places and withdraws at random."""
 
     def __init__(self, place: Path, seed: int, share: float) -> None:
         self.place, self.dice = place, random.Random(seed)
@@ -160,11 +146,11 @@ class World:
     ) -> list[model.Place | model.Withdraw]:
         wanted: list[model.Place | model.Withdraw] = []
         for job in jobs:
-            mine = [ticket for ticket in held if ticket.job_id == job.job_id]
-            if len(mine) < 3 and self.dice.random() < (0.5 if mine else 0.9):
+            mine = next((ticket for ticket in held if ticket.job_id == job.job_id), None)
+            if mine is None and self.dice.random() < 0.9:
                 wanted.append(model.Place(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
             elif mine and self.faults.strikes():
-                wanted.append(model.Withdraw(job_id=job.job_id, pool=mine[0].pool))
+                wanted.append(model.Withdraw(job_id=job.job_id, pool=mine.pool))
         return wanted
 
     def tick(self) -> view.Ticked | None:

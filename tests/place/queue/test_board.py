@@ -98,6 +98,7 @@ def test_a_clock_that_was_set_back_hides_no_ticket(board: Board) -> None:
 def test_a_disk_that_fills_within_a_line(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half an intent is none: it is not acted on, and the next one stands on a line of its own."""
     (job,) = board.jobs.values()
+    board.note(job, "void", 1)
     write = journal.os.write
     with monkeypatch.context() as patched:
         patched.setattr(journal.os, "write", lambda descriptor, data: write(descriptor, data[:20]))

@@ -67,7 +67,7 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
     board, sent = Board(queue.root()), []
 
     class Hands:
-        def submit(self, plan: object, site: Site, *, name: str, gate: bool = False) -> JobRef:
+        def submit(self, plan: object, site: Site, *, name: str) -> JobRef:
             if name.startswith("bad"):
                 raise error("no fabric")
             sent.append(name)

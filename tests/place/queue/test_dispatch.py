@@ -215,13 +215,13 @@ def test_an_unanswered_submission_makes_one_run(unanswered: dict[tuple[str, str]
     assert len(job.tickets) == (1 if when == "after" else 2)
 
 
-def test_a_gated_ticket_waits_on_its_node(env: dict[str, str], tmp_path: Path) -> None:
-    """Two gated tickets of real jobs: one is let go and runs, the other is taken back and does nothing."""
+def test_a_ticket_that_was_taken_back_does_nothing_on_its_nodes(env: dict[str, str], tmp_path: Path) -> None:
+    """Two tickets for one node, taken back while one runs and one waits: the first ends, the other does not begin."""
     site = load("alpha")
-    names = [f"dispatch-gate-{os.getpid()}.{n}" for n in (1, 2)]
-    refs = [near.submit(_plan(site, tmp_path), site, name=name, gate=True) for name in names]
-    _until(lambda: {near.state(site, names)[name].state for name in names} == {"RUNNING"})
-    assert near.grant(site, names[0], refs[0].job_id)
+    names = [f"dispatch-back-{os.getpid()}.{n}" for n in (1, 2)]
+    plan = _plan(site, tmp_path, nodelist="alpha01", length_s=2)
+    refs = [near.submit(plan, site, name=name) for name in names]
+    _until(lambda: (tmp_path / "ran").exists())
     assert near.take_back(site, names) == {names[0]: False, names[1]: True}
     _until(lambda: all(near.state(site, names)[name].is_over for name in names))
     assert (tmp_path / "ran").read_text() == f"{names[0]} alpha\n"
@@ -229,7 +229,7 @@ def test_a_gated_ticket_waits_on_its_node(env: dict[str, str], tmp_path: Path) -
     assert [seen[name].state for name in names] == ["COMPLETED", "FAILED"]
     assert [leave.may_run(seen[name].leave) for name in names] == [True, False]
     # By the same name nothing is submitted again.
-    assert near.submit(_plan(site, tmp_path), site, name=names[0]).job_id == refs[0].job_id
+    assert near.submit(plan, site, name=names[0]).job_id == refs[0].job_id
 
 
 def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Path) -> None:
@@ -321,9 +321,13 @@ def test_cancel_withdraws_a_running_job(env: dict[str, str], tmp_path: Path) -> 
     assert pit(env, "cancel", "nosuch").returncode == 2
 
 
-def _plan(site: Site, tmp_path: Path, topology: Topology = "none") -> planning.Plan:
-    variables = {"RAN": str(tmp_path / "ran"), "LENGTH_S": "0"}
-    request = Request(name="dispatch", command="true", time="2m", env=variables, topology=topology)
+def _plan(
+    site: Site, tmp_path: Path, topology: Topology = "none", nodelist: str = "", length_s: float = 0
+) -> planning.Plan:
+    variables = {"RAN": str(tmp_path / "ran"), "LENGTH_S": str(length_s)}
+    request = Request(
+        name="dispatch", command="true", time="2m", env=variables, topology=topology, nodelist=nodelist, cpus_per_task=4
+    )
     return planning.make(request, site, "test")
 
 

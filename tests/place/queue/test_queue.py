@@ -74,12 +74,6 @@ def test_state_follows_from_the_journal(job: Job) -> None:
     assert states(job, *path[:2], entry("withdraw"), entry("void"))[-2:] == ["ticketed", "queued"]
 
 
-def test_a_gated_ticket_runs_only_once_it_was_chosen(job: Job) -> None:
-    """Standing at its gate it does not have the job yet."""
-    path = [entry("submit", pool="alpha/train", gate=True), entry("started"), entry("grant"), entry("granted")]
-    assert states(job, *path) == ["ticketed", "ticketed", "running", "running"]
-
-
 def test_a_line_cut_short_was_never_acted_on(job: Job) -> None:
     """Power loss may leave half a line: it is left out, and the next entry does not stick to it."""
     job = append(job, entry("submit", pool="alpha/train"))

@@ -89,11 +89,11 @@ def test_a_number_that_slurm_forgot_may_be_another_s(
     ]
     submit = alpha.submit
 
-    def second_is_late(plan: Plan, site: Site, *, name: str, gate: bool = False) -> JobRef:
+    def second_is_late(plan: Plan, site: Site, *, name: str) -> JobRef:
         names.append(name)
         if len(names) == 2:
             raise Unanswered("socket timed out")
-        return submit(plan, site, name=name, gate=gate)
+        return submit(plan, site, name=name)
 
     monkeypatch.setattr(alpha, "submit", second_is_late)
     made.tick()
@@ -192,7 +192,7 @@ def test_near_and_far_have_the_same_hands() -> None:
 
 
 def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sites are given one in the same moment: each has a name of its own, and one alone goes without a gate."""
+    """A policy that gives one to all sites in the same moment: one site alone gets it."""
     made = world(4, 0.0)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         model.Place(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
@@ -208,8 +208,7 @@ def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypa
     (job_id,) = add(made, 1)
     made.tick()
     names = [name for one in made.clusters.values() for name, _ in one.jobs.values()]
-    assert sorted(names) == [f"{job_id}.{n}" for n in (1, 2, 3)]
-    assert sorted(len(one.gated) for one in made.clusters.values()) == [0, 1, 1]
+    assert names == [f"{job_id}.1"]
 
 
 def test_waits_are_noted(world: Callable[..., World]) -> None:
@@ -217,16 +216,14 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     made = world(5, 0.0)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         model.Place(job_id=job.job_id, pool=pool)
-        for job in jobs
-        for pool in ("alpha/train", "beta/train")
-        if pool not in {one.pool for one in held if one.job_id == job.job_id}
+        for job, pool in zip(jobs, ("alpha/train", "beta/train"), strict=False)
+        if not held
     ]
-    (job_id,) = add(made, 1)
+    job_id, other = sorted(add(made, 2))
     made.tick()
     for job_id_there, job in made.clusters["alpha"].jobs.items():
         made.clusters["alpha"].words[job[0]], job[1] = leave.word(job_id_there), "RUNNING"
-        made.clusters["alpha"].gated.clear()
-    made.tick()
+    queue.mark(queue.find(made.place, other), "cancel")
     made.tick()
     noted = {site: history.waits(site) for site in ("alpha", "beta")}
     began, ended = noted["alpha"]
