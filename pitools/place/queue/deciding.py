@@ -16,13 +16,14 @@ from pitools.place.queue import moves
 from pitools.place.queue.board import Board
 from pitools.place.queue.expect import Expectations
 from pitools.place.queue.journal import Job
-from pitools.place.queue.offers import Offers, plan
+from pitools.place.queue.offers import Offers
 from pitools.place.sites import fresh, pools
 from pitools.place.sites.snapshot import Snapshot
 from pitools.site.model import Site
 
 REFUSED_S = 600.0  # a pool that refused a job, or where it came to nothing, is left alone for so long
 VOID_S = 10.0
+LEAD_S = 300.0  # who is expected to run no longer may wait in a site's queue, so that no node waits for a tick
 _TIERS = {"low": -1, "high": 1}
 
 Decide = Callable[
@@ -71,10 +72,8 @@ def is_open(job: Job) -> bool:
 class Decider:
     """Asks the policy. decide: the policy, its constants filled in."""
 
-    plan = staticmethod(plan)
-
-    def __init__(self, decide: Decide, lead_s: float, place: Path) -> None:
-        self._decide, self._lead_s, self._offers = decide, lead_s, Offers()
+    def __init__(self, decide: Decide, place: Path) -> None:
+        self._decide, self._offers = decide, Offers()
         self._expected = Expectations(place)
 
     def see(self, board: Board, sites: Mapping[str, Site], looks: Mapping[str, Said]) -> World:
@@ -103,7 +102,7 @@ class Decider:
         jobs, tickets = self._open(board, world)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []
-        return moves.moves(time.time(), jobs, world.pools, tickets, self._lead_s)
+        return moves.moves(time.time(), jobs, world.pools, tickets, LEAD_S)
 
     def decide(self, board: Board, world: World) -> Wanted:
         """What is to be placed and withdrawn now."""
@@ -158,7 +157,7 @@ class Decider:
             for job in jobs.values()
             if job.job_id not in bound
             and job.job_id not in without
-            and (options := tuple(option for option in job.options if option.run_s <= self._lead_s))
+            and (options := tuple(option for option in job.options if option.run_s <= LEAD_S))
         ]
         seats = {name: moves.seated(pool, jobs, [*tickets, *places]) for name, pool in found.items()}
         left = {name: found[name].tickets - waiting for name, (free, waiting) in seats.items() if not free}

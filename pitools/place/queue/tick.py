@@ -28,6 +28,9 @@ from pitools.place.sites.snapshot import read as read_snapshot
 from pitools.site.load import load
 from pitools.site.model import Site
 
+LOOK_S = 20.0  # for the looks at all sites together
+MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
+ACT_S = 60.0  # for what is done at all sites together
 FAILOVER_S = 120.0
 QUEUED = ("intended", "waiting", "taken")
 D = TypeVar("D", Place, Withdraw)
@@ -41,18 +44,12 @@ class Look(NamedTuple):
 
 
 class Ticker:
-    """Ticks over one queue. Keeps between ticks only what would be found again without it.
+    """Ticks over one queue. Keeps between ticks only what would be found again without it."""
 
-    timeout_s: for the looks at all sites together. max_age_s: how old a site's state may be, our own jobs apart.
-    lead_s: a job expected to run no longer than this may wait in a site's queue, so that no node waits for a tick.
-    """
-
-    def __init__(self, place: Path, decide: deciding.Decide, *, timeout_s: float = 20.0, max_age_s: float = 15.0,
-                 lead_s: float = 300.0, act_s: float = 60.0) -> None:  # fmt: skip
-        self.place, self.timeout_s, self.max_age_s, self.act_s = place, timeout_s, max_age_s, act_s
+    def __init__(self, place: Path, decide: deciding.Decide) -> None:
+        self.place = place
         self._asking: Asking[Look] = Asking()
-        self._decider = deciding.Decider(decide, lead_s, place)
-        self._users: dict[str, str] = {}
+        self._decider = deciding.Decider(decide, place)
 
     def tick(self) -> view.Ticked | None:
         """Tick once; None where another tick is at work. Raises ClusterError for a queue that cannot be written."""
@@ -63,7 +60,7 @@ class Ticker:
         board = Board(self.place)
         sites, faults = self._sites(board)
         asked = clock.now()
-        answers = self._asking.ask({name: self._question(board, site) for name, site in sites.items()}, self.timeout_s)
+        answers = self._asking.ask({name: self._question(board, site) for name, site in sites.items()}, LOOK_S)
         looks = {name: one.said for name, one in answers.items() if isinstance(one.said, Look)}
         faults |= {name: one.said for name, one in answers.items() if isinstance(one.said, PitError)}
         rows = {row.site: row for row in view.sites(self.place).sites}
@@ -103,7 +100,7 @@ class Ticker:
         waiting = any(deciding.is_open(job) and site.name in job.asked.sites for job in board.jobs.values())
 
         def look(left_s: float) -> Look:
-            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=self.max_age_s) if waiting else None
+            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if waiting else None
             return Look(tickets.hands(site).state(site, names) if names else {}, snapshot)
 
         return look
@@ -150,7 +147,7 @@ class Ticker:
         faults: dict[str, PitError],
     ) -> None:  # fmt: skip
         """Carry out the decisions."""
-        deadline = time.monotonic() + self.act_s
+        deadline = time.monotonic() + ACT_S
         places = _by_site(wanted.places)
         back = _by_site(wanted.withdrawals)
         told = Foretelling(world.pools, lambda job_id: self._decider.options(board.jobs[job_id], world))
@@ -166,8 +163,7 @@ class Ticker:
                 if ticket.pool == one.pool and not ticket.is_running
             ]
             tickets.take_back(board, sites[name], pairs)
-            tickets.place(board, sites[name], places.get(name, ()), self._decider.plan, deadline=deadline,
-                          placed=told.placed)  # fmt: skip
+            tickets.place(board, sites[name], places.get(name, ()), deadline=deadline, placed=told.placed)
 
         _each([name for name in places.keys() | back.keys() if name not in faults], act, faults)
 

@@ -17,7 +17,7 @@ from pitools.launch import far, near
 from pitools.launch.plan import Plan
 from pitools.launch.seen import Seen
 from pitools.place.model import Place
-from pitools.place.queue import waits
+from pitools.place.queue import offers, waits
 from pitools.place.queue.board import Board
 from pitools.place.queue.journal import Job, Ticket
 from pitools.run.folder import JobRef
@@ -26,8 +26,6 @@ from pitools.site.model import Site
 from pitools.slurm.refusals import Unanswered
 
 MOST = 32  # submissions to one site in one tick
-
-Planner = Callable[[Job, Site, str], Plan]
 
 
 class Hands(Protocol):
@@ -92,9 +90,8 @@ def lift(site: Site, due: Sequence[tuple[Job, str]]) -> None:
 
 
 def place(
-    board: Board, site: Site, decisions: Sequence[Place], plan: Planner, *, deadline: float,
-    placed: Callable[[Place, str], None],
-) -> None:  # fmt: skip
+    board: Board, site: Site, decisions: Sequence[Place], *, deadline: float, placed: Callable[[Place, str], None]
+) -> None:
     """Submit what was decided, in its order, until MOST or the deadline (time.monotonic). Raises Unreachable.
 
     placed: is told of each that is in the queue, and its ticket's name.
@@ -105,7 +102,7 @@ def place(
         job = board.jobs[decision.job_id]
         partition = decision.pool.partition("/")[2]
         try:
-            planned = plan(job, site, partition)
+            planned = offers.plan(job, site, partition)
         except (ConfigError, DataError, UsageError) as error:
             board.note(job, "refused", pool=decision.pool, why=str(error))
             continue

@@ -13,6 +13,7 @@ import pytest
 
 from pitools.launch.request import Request
 from pitools.place import model
+from pitools.place.queue import deciding, tick
 from pitools.place.queue import folder as queue
 from pitools.place.queue.tick import Ticker
 from pitools.site.model import Site
@@ -68,6 +69,8 @@ def world(
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(state))
+    monkeypatch.setattr(deciding, "LEAD_S", 0.0)
+    monkeypatch.setattr(tick, "MAX_AGE_S", 1.0)
     yield queue.root()
     beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
     if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("moved-")]:
@@ -84,7 +87,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
         for name in ("near", "far", "far", "moved", "moved")
     ]
     jobs = queue.add(world, [queue.ask(one, ("beta", "far"), owner="ada") for one in requests])
-    ticker = Ticker(world, decide, lead_s=0.0, max_age_s=1.0)
+    ticker = Ticker(world, decide)
     before, cuts = far_side.logins(), 0
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline and not all(queue.find(world, job.job_id).is_over for job in jobs):

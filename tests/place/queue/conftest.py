@@ -11,10 +11,9 @@ import pytest
 
 from pitools.core import clock
 from pitools.place import model
-from pitools.place.queue import board, deciding, tick, tickets
+from pitools.place.queue import board, deciding, offers, tick, tickets
 from pitools.place.queue import folder as queue
 from pitools.place.queue.journal import Entry, Job
-from pitools.place.queue.offers import Offers
 from pitools.site.model import Partition, Site
 
 from .fake_sites import SITES, Wait, World, snapshot
@@ -41,9 +40,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
         monkeypatch.setattr(tick, "load", lambda name: Site(name=name, partitions={"train": Partition()}))
         monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, made.clusters[site.name]))
         monkeypatch.setattr(tickets, "hands", lambda site: made.clusters[site.name])
-        monkeypatch.setattr(Offers, "of", lambda *_: tuple(option))
-        monkeypatch.setattr(deciding.Decider, "plan", staticmethod(lambda *_: None))
-        for name in ("VOID_S", "REFUSED_S"):
+        monkeypatch.setattr(offers.Offers, "of", lambda *_: tuple(option))
+        monkeypatch.setattr(offers, "plan", lambda *_: None)
+        for name in ("VOID_S", "REFUSED_S", "LEAD_S"):
             monkeypatch.setattr(deciding, name, 0.0)
         return made
 

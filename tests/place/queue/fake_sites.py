@@ -155,7 +155,7 @@ class World:
 
     def tick(self) -> view.Ticked | None:
         try:
-            return tick.Ticker(self.place, self.decide, timeout_s=5.0, lead_s=0.0).tick()
+            return tick.Ticker(self.place, self.decide).tick()
         except Killed:
             return None
 

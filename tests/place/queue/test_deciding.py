@@ -14,7 +14,7 @@ from pitools.launch.request import Request
 from pitools.place.model import Option, Place, Pool
 from pitools.place.policy.decide import decide
 from pitools.place.policy.rules import Policy
-from pitools.place.queue import deciding, tickets
+from pitools.place.queue import deciding, offers, tickets
 from pitools.place.queue import folder as queue
 from pitools.place.queue.board import Board
 from pitools.run.folder import JobRef
@@ -34,7 +34,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
             for name, by in topologies.items()
         ]
         queue.add(queue.root(), asked)
-        decider = deciding.Decider(partial(decide, policy=Policy()), lead_s=300.0, place=queue.root())
+        decider = deciding.Decider(partial(decide, policy=Policy()), queue.root())
         monkeypatch.setattr(decider._offers, "of", lambda job, seen: (OPTION,))
         running = [] if free else [(1e12, 2)]
         pool = Pool(pool="a/train", units=2, free=free, running=running, tickets=4)
@@ -76,15 +76,9 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
         def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
             return dict.fromkeys(names, True)
 
+    monkeypatch.setattr(offers, "plan", lambda *_: None)
     monkeypatch.setattr(tickets, "hands", lambda site: Hands())
     wanted = [Place(job_id=one, pool="a/train") for one in sorted(board.jobs)]
-    tickets.place(
-        board,
-        Site(name="a"),
-        wanted,
-        lambda *_: None,
-        deadline=math.inf,
-        placed=lambda *_: None,  # type: ignore[arg-type, return-value]
-    )
+    tickets.place(board, Site(name="a"), wanted, deadline=math.inf, placed=lambda *_: None)
     assert [name.partition("-")[0] for name in sent] == ["good"]
     assert [len(job.refusals) for _, job in sorted(board.jobs.items())] == [1, 0]
