@@ -28,12 +28,19 @@ from pitools.slurm.records import (
     Submitted,
     Switch,
 )
-from pitools.slurm.refusals import Unanswered, is_refused, is_silent, means_gone, refusal, was_never_sent
+from pitools.slurm.refusals import (
+    SlurmReason,
+    Unanswered,
+    is_refused,
+    is_silent,
+    means_gone,
+    reason_of,
+    refusal,
+    was_never_sent,
+)
 from pitools.slurm.states import UNKNOWN, job_state
 
 __all__ = ["Client", "Reach"]
-
-_NO_TOPOLOGY = ("No topology information", "topology configuration is not available")
 
 
 def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> parts.Row:
@@ -86,7 +93,7 @@ class Client:
     def topology(self) -> list[Switch | Block]:
         """Switches or blocks; [] for a flat topology."""
         done = self._call(argv.TOPOLOGY, READING)
-        if done.code and any(phrase in done.stderr for phrase in _NO_TOPOLOGY):
+        if done.code and reason_of(done.stderr) is SlurmReason.NO_TOPOLOGY:
             return []
         return parse_cluster.topology(self._checked(argv.TOPOLOGY, done))
 
@@ -245,10 +252,10 @@ class Client:
         """End a reservation; what runs in it goes on. One that is not there is left alone. Safe to repeat."""
         command = argv.unreserve(name)
         done = self._call(command, {})
-        if done.code and "in use" in done.stderr:
+        if done.code and reason_of(done.stderr) is SlurmReason.RESERVATION_IN_USE:
             command = argv.end_reservation(name)
             done = self._call(command, {})
-        if is_refused(done) and "reservation is invalid" not in done.stderr:
+        if is_refused(done) and reason_of(done.stderr) is not SlurmReason.RESERVATION_NOT_FOUND:
             raise self._refusal(command, done)
 
     def _read(self, command: Sequence[str]) -> str:

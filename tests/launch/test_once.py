@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core import proc
-from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater, Unreachable
+from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater
 from pitools.launch import jobs, leave, once, polling, sought
 from pitools.run import folder
 from pitools.run.folder import JobRef
@@ -33,7 +33,7 @@ from pitools.slurm import pace
 from pitools.slurm.client import Client, Reach
 from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
-from pitools.slurm.refusals import Unanswered
+from pitools.slurm.refusals import SlurmBusy, SlurmUnreachable, Unanswered
 
 SITE = Site(name="a", slurm=Slurm(cluster="alpha"))
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -200,7 +200,7 @@ def test_a_refusal_leaves_nothing(controller: Make, run_dir: Path, before: Seque
 
 
 @pytest.mark.parametrize(
-    ("fate", "kind"), [("busy", TryLater), ("away", Unreachable), ("never came", Unanswered), ("lost", None)]
+    ("fate", "kind"), [("busy", SlurmBusy), ("away", SlurmUnreachable), ("never came", Unanswered), ("lost", None)]
 )
 def test_without_patience(controller: Make, run_dir: Path, fate: str, kind: type | None) -> None:
     """Asked once, looked once: what is certain to have come to nothing leaves nothing, what is not leaves an intent."""

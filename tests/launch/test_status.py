@@ -20,8 +20,14 @@ from pitools.launch.recover.resume import resume
 from pitools.run import cancel_request, folder
 from pitools.run.attempt import Cause, Decision, Start
 from pitools.site.load import load
+from pitools.slurm.refusals import SlurmReason, SlurmRefused
 
 MakePlan = Callable[..., planning.Plan]
+
+
+def denied() -> SlurmRefused:
+    """What scancel of another user's job raises."""
+    return SlurmRefused("Access/permission denied", reason=SlurmReason.PERMISSION_DENIED)
 
 
 class EndsWhileAsked:
@@ -184,7 +190,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
 def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left of it, and the run goes on; so it does when one was asked for by somebody else than its owner."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    slurm.refuses = ClusterError("Access/permission denied")
+    slurm.refuses = denied()
     with pytest.raises(ClusterError):
         status.cancel(run_dir, load("alpha"))
     run = status.show(run_dir, load("alpha"))
@@ -219,7 +225,7 @@ def test_a_run_that_has_finished_does_not_go_on(run_dir: Path, monkeypatch: pyte
     """Whether its cancel was refused before, or its jobs' once more, though it has no verdict yet."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
     folder.write(run_dir / "attempts" / "0" / "exit.json", folder.Attempt(job_id="6", exit_code=0, ended=clock.now()))
-    slurm.refuses = ClusterError("Access/permission denied")
+    slurm.refuses = denied()
     with pytest.raises(ClusterError):
         status.cancel(run_dir, load("alpha"))
     assert not (run_dir / "cancel.json").exists()
@@ -235,7 +241,7 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
     with pytest.raises(Unreachable):
         status.cancel(run_dir, load("alpha"))
     (run_dir / "script.sbatch").touch()
-    slurm.refuses = ClusterError("Access/permission denied")
+    slurm.refuses = denied()
     with pytest.raises(ClusterError, match="denied"):
         resume(run_dir, load("alpha"))
     run = status.show(run_dir, load("alpha"))

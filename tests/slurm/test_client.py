@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pitools.core.errors import ClusterError, ToolMissing, Unreachable
+from pitools.core.errors import ClusterError, PitError, ToolMissing, Unreachable
 from pitools.slurm.client import Client, Reach
 from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
-from pitools.slurm.refusals import Unanswered
+from pitools.slurm.refusals import SlurmRefused, SlurmUnreachable, Unanswered
 
 Make = Callable[..., tuple[Client, list[list[str]]]]
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -138,15 +138,15 @@ def test_a_topology_that_nobody_answered_is_not_flat(told: Make) -> None:
 @pytest.mark.parametrize(
     ("stdout", "stderr", "kind"),
     [
-        ("", DOWN, Unreachable),
+        ("", DOWN, SlurmUnreachable),
         ("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", Unanswered),
-        ("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", ClusterError),
+        ("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", SlurmRefused),
     ],
 )
-def test_submitting_in_doubt_is_said(told: Make, stdout: str, stderr: str, kind: type) -> None:
+def test_submitting_in_doubt_is_said(told: Make, stdout: str, stderr: str, kind: type[PitError]) -> None:
     """A job that may have been queued is told apart from one that was not."""
     client, _ = told(lambda argv: (1, stdout, stderr))
-    with pytest.raises(ClusterError if kind is ClusterError else Unreachable) as caught:
+    with pytest.raises(kind) as caught:
         client.submit("#!/bin/sh\n")
     assert type(caught.value) is kind
     if kind is Unanswered:

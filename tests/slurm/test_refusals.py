@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +11,90 @@ import pytest
 from pitools.core import proc
 from pitools.core.errors import ClusterError, PitError, TryLater, Unreachable
 from pitools.slurm import refusals
+from pitools.slurm.refusals import SlurmBusy, SlurmReason, SlurmRefused, SlurmUnreachable
 
 Recorded = Callable[[str], str]
+
+# Recorded answer → why the command failed, and whether its request arrived.
+REASONS = {
+    "down_squeue": ("controller-down", "not-sent"),
+    "down_sinfo": ("controller-down", "not-sent"),
+    "down_sbatch": ("controller-down", "not-sent"),
+    "down_sacct": ("controller-down", "not-sent"),
+    "down_topology": ("controller-down", "not-sent"),
+    "standby_sbatch": ("controller-down", "not-sent"),
+    "munge_sbatch": ("credential-failed", "not-sent"),
+    "silent_sbatch": ("no-answer", "maybe-sent"),
+    "hangup_sbatch": ("no-answer", "maybe-sent"),
+    "junk_sbatch": ("no-answer", "maybe-sent"),
+    "full_sbatch": ("busy", "answered"),
+    "denied_scancel": ("permission-denied", "answered"),
+    "denied_update": ("permission-denied", "answered"),
+    "denied_requeue": ("permission-denied", "answered"),
+    "denied_reserve": ("permission-denied", "answered"),
+    "bad_node_sbatch": ("invalid-node-name", "answered"),
+    "bad_node_update": ("invalid-node-name", "answered"),
+    "no_accounting_sacct": ("accounting-disabled", "answered"),
+    "reservation_in_use": ("reservation-in-use", "answered"),
+    "reservation_gone": ("reservation-not-found", "answered"),
+    "topology_node": ("no-topology", "answered"),
+    "test_only_never": ("other", "answered"),
+    "drain_mixed": ("other", "answered"),
+}
+SSH_REASONS = {
+    "refused": ("login-failed", "not-sent"),
+    "unresolved": ("login-failed", "not-sent"),
+    "unroutable": ("login-failed", "not-sent"),
+    "no_key": ("login-failed", "not-sent"),
+    "host_key": ("login-failed", "not-sent"),
+    "negotiate": ("login-failed", "not-sent"),
+    "banner": ("login-failed", "not-sent"),
+    "closed_at_once": ("login-dropped", "not-sent"),
+    "jump": ("login-dropped", "not-sent"),
+    "lost": ("no-answer", "maybe-sent"),
+}
+CLASSES = {"not-sent": SlurmUnreachable, "maybe-sent": SlurmUnreachable, "answered": SlurmRefused}
+
+
+@pytest.mark.parametrize(("name", "meaning"), REASONS.items())
+def test_what_slurm_said(repo: Path, name: str, meaning: tuple[str, str]) -> None:
+    """Each recorded failure, of each version that has it, is recognised, as an error of the class for its exit code."""
+    found = list(repo.glob(f"tests/replay/slurm-*/{name}.txt.err"))
+    assert found
+    for path in found:
+        error = refusals.refusal("x", "", 1, path.read_text())
+        assert isinstance(error, refusals.SlurmError)
+        assert (error.reason, error.delivery) == meaning
+        assert type(error) is (SlurmBusy if meaning[0] == "busy" else CLASSES[meaning[1]])
+
+
+@pytest.mark.parametrize(("name", "meaning"), SSH_REASONS.items())
+def test_what_ssh_said(repo: Path, name: str, meaning: tuple[str, str]) -> None:
+    """Each recorded failure of ssh tells whether a command can have been run at the other end."""
+    said = (repo / f"tests/replay/openssh-9.2/{name}.txt.err").read_text()
+    error = refusals.refusal("sbatch", "login", refusals.SSH_FAILED, f"Welcome!\nConnection refused\n\n{said}")
+    assert isinstance(error, SlurmUnreachable)
+    assert (error.reason, error.delivery) == meaning
+
+
+def test_every_reason_is_recorded() -> None:
+    """No reason without an answer that a real command gave."""
+    assert {reason for reason, _ in (REASONS | SSH_REASONS).values()} == set(SlurmReason)
+
+
+def test_an_error_crosses_processes() -> None:
+    """Pickled and back, it is of its class and has its fields."""
+    error = refusals.refusal("sbatch", "h", 1, "sbatch: error: Unable to contact slurm controller (connect failure)")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is SlurmUnreachable
+    assert vars(again) == vars(error)
 
 
 @pytest.mark.parametrize("name", ["down_squeue", "down_sinfo", "down_sbatch"])
 def test_a_controller_that_is_gone(recorded: Recorded, name: str) -> None:
     """Whoever asks, a controller that does not answer is Unreachable, with Slurm's sentence."""
     error = refusals.refusal("squeue", "", 1, recorded(f"{name}.txt.err"))
-    assert type(error) is Unreachable
+    assert isinstance(error, Unreachable)
     assert error.exit_code == 75
     assert error.what == "Unable to contact slurm controller (connect failure)"
     assert refusals.was_never_sent(error)
@@ -37,7 +113,7 @@ def test_a_controller_that_is_gone(recorded: Recorded, name: str) -> None:
 def test_what_a_cluster_refuses(recorded: Recorded, name: str, what: str, hint: str) -> None:
     """A wrong request is a ClusterError with Slurm's sentence and what to do."""
     error = refusals.refusal("sbatch", "login", 1, recorded(f"{name}.txt.err"))
-    assert type(error) is ClusterError
+    assert isinstance(error, ClusterError)
     assert error.exit_code == 4
     assert (error.what, error.where) == (what, "sbatch on login")
     assert hint in error.hint
@@ -103,50 +179,72 @@ def test_a_block_refusal(repo: Path) -> None:
 def test_kinds(stderr: str, kind: type) -> None:
     """What to wait for and what to change are told apart; unknown words are shown as they are."""
     error = refusals.refusal("x", "", 1, stderr)
-    assert type(error) is kind
+    assert isinstance(error, kind)
+    assert error.exit_code == kind.exit_code
+    assert isinstance(error, Unreachable) is (kind is Unreachable)
     assert error.what
 
 
 @pytest.mark.parametrize(
     ("said", "certain"),
     [
-        ("Unable to contact slurm controller (connect failure)", True),
-        ('ssh to "h" failed: ssh: connect to host h port 22: Connection refused', True),
-        ('ssh to "h" failed: Could not resolve hostname h', True),
         ("Unable to contact slurm controller (receive failure)", False),
-        ("Socket timed out on send/recv operation", False),
         ("Connection reset by peer", False),
-        ('ssh to "h" failed: Connection timed out during banner exchange', True),
-        ('ssh to "h" failed: kex_exchange_identification: Connection closed by remote host', True),
-        ('ssh to "h" failed: Connection closed by remote host', False),
-        ("no answer within 30 s", False),
-        ("Unable to contact slurm controller (connect failure); Socket timed out on send/recv operation", False),
-        ("Connection refused; Zero Bytes were transmitted or received", False),
+        ("Unable to contact slurm controller (connect failure)\nSocket timed out on send/recv operation", False),
+        ("Connection refused\nZero Bytes were transmitted or received", False),
+        ("Zero Bytes were transmitted or received\nConnection refused", False),
     ],
 )
 def test_what_certainly_changed_nothing(said: str, certain: bool) -> None:
-    """Only a request that was never sent may be repeated without looking."""
-    assert refusals.was_never_sent(Unreachable(said)) is certain
+    """Only a request that was never sent may be repeated without looking: one line may tell of another try."""
+    assert refusals.was_never_sent(refusals.refusal("sbatch", "", 1, said)) is certain
 
 
 @pytest.mark.parametrize(
-    ("error", "busy"),
+    ("said", "certain"),
     [
-        (TryLater("Slurm temporarily unable to accept job"), True),
-        (Unreachable("Unable to contact slurm controller (connect failure)"), True),
-        (Unreachable("Slurm backup controller in standby mode"), True),
-        (Unreachable('ssh to "h" failed: kex_exchange_identification: Connection closed by remote host'), True),
-        (Unreachable('ssh to "h" failed: h: Permission denied (publickey)'), False),
-        (Unreachable('ssh to "h" failed: Could not resolve hostname h'), False),
-        (Unreachable('ssh to "h" failed: ssh: connect to host h port 22: Connection refused'), False),
-        (Unreachable("no answer within 30 s"), False),
-        (refusals.Unanswered("Connection refused"), False),
-        (ClusterError("Invalid qos specification"), False),
+        ("kex_exchange_identification: Connection closed by remote host", True),
+        ("mux_client_request_session: read from master failed: Broken pipe\nssh: connect to host h port 22: No", False),
+        ("Connection closed by remote host", False),
+        ("curl: (7) Connection refused", False),
+        ("", False),
     ],
 )
-def test_what_is_worth_another_try(error: PitError, busy: bool) -> None:
+def test_what_ssh_certainly_did_not_run(said: str, certain: bool) -> None:
+    """Only where ssh itself says that it never logged in; a login script may have said anything else."""
+    assert refusals.was_never_sent(refusals.refusal("sbatch", "h", 255, said)) is certain
+
+
+def test_no_answer_is_never_certain() -> None:
+    """A time-out, or an answer cut short, says nothing of the request; nor does a refusal say that it was not sent."""
+    assert not refusals.was_never_sent(Unreachable("no answer within 30 s"))
+    assert not refusals.was_never_sent(refusals.refusal("sbatch", "", 1, "Invalid qos specification"))
+
+
+@pytest.mark.parametrize(
+    ("host", "code", "said", "busy"),
+    [
+        ("", 1, "Slurm temporarily unable to accept job", True),
+        ("", 1, "Unable to contact slurm controller (connect failure)", True),
+        ("", 1, "Slurm backup controller in standby mode", True),
+        ("", 1, "Socket timed out on send/recv operation", False),
+        ("", 1, "Invalid qos specification", False),
+        ("h", 255, "kex_exchange_identification: Connection closed by remote host", True),
+        ("h", 255, "h: Permission denied (publickey)", False),
+        ("h", 255, "ssh: Could not resolve hostname h", False),
+        ("h", 255, "ssh: connect to host h port 22: Connection refused", False),
+        ("h", 127, "", False),
+    ],
+)
+def test_what_is_worth_another_try(host: str, code: int, said: str, busy: bool) -> None:
     """Only what was certainly not done, and what waiting may mend, is asked again as it is."""
-    assert refusals.is_busy(error) is busy
+    assert refusals.is_busy(refusals.refusal("sbatch", host, code, said)) is busy
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer within 30 s"), refusals.Unanswered("Connection refused")])
+def test_what_may_have_been_done_is_not_asked_again(error: PitError) -> None:
+    """In doubt the job is looked for first."""
+    assert not refusals.is_busy(error)
 
 
 @pytest.mark.parametrize(
