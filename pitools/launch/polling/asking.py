@@ -14,6 +14,7 @@ from pitools.launch.polling import budget, kept
 from pitools.launch.polling.kept import Account, Failure, Kept
 from pitools.slurm import parts
 from pitools.slurm.client import Client
+from pitools.slurm.refusals import SlurmError, SlurmReason
 from pitools.slurm.states import UNKNOWN, is_finished
 
 LOST_TRIES = 4  # a minute and more, see budget.gone_s
@@ -148,7 +149,7 @@ def _accounts(slurm: Client, found: Kept, gone: Sequence[str]) -> Kept:
     try:
         jobs = slurm.accounting(gone, attempts=False)
     except PitError as error:
-        if "storage is disabled" not in error.what:
+        if not isinstance(error, SlurmError) or error.reason is not SlurmReason.ACCOUNTING_DISABLED:
             return replace(found, unaccounted=_failure(error, found.unaccounted))
         jobs = []  # a cluster without accounting has said all that it will ever say
     said = parts.accounted(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)

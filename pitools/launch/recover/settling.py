@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError, DataError, PitError, TryLater
+from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.files import os_error, write_atomic
 from pitools.launch import jobs, leave, local, once
 from pitools.launch.plan import Plan
@@ -27,6 +27,7 @@ from pitools.run import cancel_request, folder
 from pitools.run.attempt import Cause, Decision, Kind, Start, Verdict
 from pitools.site.connect import client
 from pitools.site.model import Reach, Site
+from pitools.slurm.refusals import SlurmReason, SlurmRefused
 
 LOCK = ".lock"
 BEING_MOVED = "it is being moved to"
@@ -181,8 +182,8 @@ def send(
     kept_out = exclusions.args(runs, site, plan)
     try:
         return once.send(run_dir, site, args=(*kept_out, *later, *args), number=number, patience_s=patience_s)
-    except ClusterError as error:
-        if not kept_out or "node name" not in error.what:
+    except SlurmRefused as error:
+        if not kept_out or error.reason is not SlurmReason.INVALID_NODE_NAME:
             raise
     # A node that has left the cluster since, or that a log spelled otherwise: it must not keep any job from starting.
     there = {node.node for node in client(site).nodes()}

@@ -18,6 +18,7 @@ from pitools.core import hosts
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
 from pitools.slurm.client import Client
 from pitools.slurm.records import Job, Node
+from pitools.slurm.refusals import is_denied
 from pitools.slurm.states import UNKNOWN
 from pitools.topology.get import fit
 from pitools.topology.get.endings import interrupted
@@ -32,7 +33,6 @@ HELD = ("--begin=now+60",)  # more than the choice takes; should nobody make it,
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 5.0
 _STUCK_S = 15.0  # of waiting for nodes that look free: whatever the job lacks there, we do not see it
 _LACKING = ("Resources", "ReqNodeNotAvail", "Nodes required", "BadConstraints", "Reservation")
-_REFUSED = ("Invalid user id", "Access/permission denied", "ermission denied")
 
 
 def acquire(slurm: Client, job_id: str, fabric: Fabric, wish: Wish, say: Callable[[str], object] = str) -> Acquired:
@@ -225,7 +225,7 @@ class _Hunt:
             self.slurm.reserve(name, limits.keep, self.slurm.user(), minutes)
         except ClusterError as error:
             self.reservation = ""
-            if any(words in error.what for words in _REFUSED):
+            if is_denied(error):
                 what = f"this Slurm lets only operators reserve nodes: {error.what}"
                 raise ClusterError(
                     what, where="--by reservation", hint="use --by exclude, or ask an operator"

@@ -13,6 +13,7 @@ from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch import polling
 from pitools.launch.polling import kept
 from pitools.site.model import Reach, Site
+from pitools.slurm.refusals import SlurmReason, SlurmRefused
 
 RUNNING = [("4", "4", "RUNNING"), ("5", "5", "PENDING")]
 DARK = Unreachable("Unable to contact slurm controller", hint="wait")
@@ -124,7 +125,7 @@ def test_a_database_that_is_gone_loses_no_job(slurm: Any, site: Site) -> None:
 @pytest.mark.parametrize("off", [False, True])
 def test_what_nobody_knows_is_lost_in_the_end(slurm: Any, site: Site, off: bool) -> None:
     """Not before it was asked about again and again for a minute, whether there is accounting or not."""
-    slurm.accounts = ClusterError("Slurm accounting storage is disabled") if off else []
+    slurm.accounts = SlurmRefused("off", reason=SlurmReason.ACCOUNTING_DISABLED) if off else []
     begun = slurm.now
     while not polling.states(site, ["4"])["4"].lost:
         assert polling.ask(site, ["4"]) == {"4": "UNKNOWN"}

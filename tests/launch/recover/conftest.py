@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pitools.core import clock
-from pitools.core.errors import ClusterError
 from pitools.core.proc import Completed
 from pitools.launch import jobs, once, polling
 from pitools.launch.attempt import silent
@@ -24,6 +23,7 @@ from pitools.site import dialect
 from pitools.site.model import Partition, Site
 from pitools.slurm.reach import Reach
 from pitools.slurm.records import Accounting, Job
+from pitools.slurm.refusals import SlurmReason, SlurmRefused
 from pitools.slurm.states import UNKNOWN
 
 SITE = Site(name="s", partitions={"p": Partition(nodes=8)})
@@ -90,7 +90,7 @@ class Cluster:
         if self.refuses:
             raise self.refuses
         if any("99" in word for word in args):
-            raise ClusterError("Invalid node name specified", where="sbatch")
+            raise SlurmRefused("Invalid node name specified", where="sbatch", reason=SlurmReason.INVALID_NODE_NAME)
         number = jobs.due(run_dir) if number is None else number
         if found := jobs.known(run_dir, number):
             return found

@@ -20,6 +20,7 @@ from pitools.launch.recover.tick import tick
 from pitools.run import folder
 from pitools.run.attempt import Cause, Decision
 from pitools.site.model import Recover, Site
+from pitools.slurm.refusals import SlurmRefused
 
 Runs = Any
 Cluster = Any
@@ -202,6 +203,17 @@ def test_a_node_that_is_none(runs: Runs, cluster: Cluster) -> None:
     exclusions.add(run_dir.parent, site, ["n99", "n7"], bad, "other")
     follow(run_dir, cluster)
     assert cluster.sent == [("--exclude=n7",)]
+
+
+def test_a_refusal_that_is_not_about_nodes(runs: Runs, cluster: Cluster) -> None:
+    """It is raised, and the job is not submitted once more with fewer nodes excluded."""
+    run_dir = runs.make()
+    bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
+    exclusions.add(run_dir.parent, SITE, ["n7"], bad, "other")
+    cluster.refuses = SlurmRefused("Invalid qos specification")
+    with pytest.raises(SlurmRefused):
+        settling.send(run_dir, settling.plan_of(run_dir), SITE)
+    assert len(cluster.patience) == 1
 
 
 def test_jobs_that_never_begin_come_to_an_end(runs: Runs, cluster: Cluster) -> None:
