@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shlex
 import time
@@ -34,11 +33,6 @@ _KNOWN, _NOT_THERE, _TAKEN_BACK, _IN_DOUBT = 65, 66, 68, 69
 _TIMED_OUT = (124, 137)
 _LOOKS, _LOOK_S = 4, 0.5
 _BACK = timedelta(days=30)
-# What ssh says of itself when it never came in. What a login prints may say `refused` too, and means something else.
-_NO_LOGIN = re.compile(
-    r"ssh: connect to host|ssh: Could not resolve|kex_exchange_identification|during banner exchange"
-    r"|Permission denied \(|Host key verification failed|Unable to negotiate"
-)
 
 # Exactly once, by two names that only one can make: `submitting`, and in the job itself `leave`. What sbatch answers is
 # written down there before it is told here, so that a connection that is lost in between loses nothing. Words after
@@ -163,7 +157,7 @@ def _queue(site: Site, name: str, at: str, args: Sequence[str]) -> tuple[Sent, b
         try:
             done = _ask(site, at, args)
         except Unreachable as error:
-            if look == 0 and _NO_LOGIN.search(error.what):
+            if look == 0 and was_never_sent(error):
                 raise
             if look > 0:
                 raise _unanswered(error) from error

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core import proc
 from pitools.launch.far import job
+from pitools.site.model import Site
+from pitools.slurm import refusals
 
 
 @pytest.mark.parametrize(("mode", "code"), [(0o700, 0), (0o755, 0), (0o757, 1), (0o1777, 1)])
@@ -25,3 +28,24 @@ def test_a_run_folder_that_others_can_write_is_not_submitted(tmp_path: Path, mod
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, "" if code else "<7>\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "looks"),
+    [("no_key", refusals.SlurmUnreachable, 1), ("lost", refusals.Unanswered, 2)],
+)
+def test_only_a_login_that_failed_is_certain(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, said: str, kind: type, looks: int
+) -> None:
+    """Where ssh never came in there is no job; where the connection was lost there may be one, and it is looked for."""
+    stderr = (repo / f"tests/replay/openssh-9.2/{said}.txt.err").read_text()
+    asked: list[str] = []
+
+    def ask(site: Site, at: str, args: object) -> proc.Completed:
+        asked.append(at)
+        raise refusals.refusal("sh", "login", refusals.SSH_FAILED, stderr)
+
+    monkeypatch.setattr(job, "_ask", ask)
+    with pytest.raises(kind):
+        job._queue(Site(name="s"), "t", "/runs/t", ())
+    assert len(asked) == looks
