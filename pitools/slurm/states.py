@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 UNKNOWN = "UNKNOWN"
 
@@ -34,13 +35,37 @@ _COMPACT = {
 }
 _JOB_STATES = frozenset(_COMPACT.values())
 
-# Why a job waits that begins only when somebody releases it; squeue has `_` for a space.
-_HELD_REASONS = frozenset(
-    {
-        "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held", "job requeued in held state",
-        "job requeued in special exit",
-    }
-)  # fmt: skip
+
+class PendingReason(StrEnum):
+    """Why a job waits, as far as callers treat the cases differently."""
+
+    BAD_CONSTRAINTS = "bad-constraints"  # no node can ever be what it asks for
+    BEGIN_TIME = "begin-time"
+    HELD = "held"  # until somebody releases it
+    NONE = "none"  # Slurm has not said
+    OTHER = "other"  # dependent, at a limit, ...
+    PRIORITY = "priority"
+    RESERVATION = "reservation"
+    RESOURCES = "resources"  # its nodes are in use, or down
+
+
+# How Slurm's reason begins; more words may follow, such as which nodes are not available.
+_PENDING_REASONS = {
+    "BadConstraints": PendingReason.BAD_CONSTRAINTS,
+    "BeginTime": PendingReason.BEGIN_TIME,
+    "JobHeldAdmin": PendingReason.HELD,
+    "JobHeldUser": PendingReason.HELD,
+    "JobHoldMaxRequeue": PendingReason.HELD,
+    "job requeued in held state": PendingReason.HELD,
+    "job requeued in special exit": PendingReason.HELD,
+    "launch failed requeued held": PendingReason.HELD,
+    "Nodes required": PendingReason.RESOURCES,
+    "None": PendingReason.NONE,
+    "Priority": PendingReason.PRIORITY,
+    "ReqNodeNotAvail": PendingReason.RESOURCES,
+    "Reservation": PendingReason.RESERVATION,
+    "Resources": PendingReason.RESOURCES,
+}
 
 # A state that a later Slurm adds is in neither set: it is not finished until Slurm says one of these.
 _FINISHED = frozenset(
@@ -102,9 +127,15 @@ def job_state(text: str) -> str:
     return _COMPACT.get(word, word) or UNKNOWN
 
 
+def pending_reason(text: str) -> PendingReason:
+    """Slurm's reason for a job that waits, classified; scontrol has `_` for a space."""
+    said = text.replace("_", " ") or "None"
+    return next((reason for words, reason in _PENDING_REASONS.items() if said.startswith(words)), PendingReason.OTHER)
+
+
 def is_held(reason: str) -> bool:
     """Whether a job that waits for this reason begins only when somebody releases it."""
-    return reason.replace("_", " ") in _HELD_REASONS
+    return pending_reason(reason) is PendingReason.HELD
 
 
 def is_finished(state: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +60,47 @@ def test_any_text_is_some_state(text: str) -> None:
 def test_joint_state(parts: list[str], whole: str) -> None:
     """A job of several parts is unfinished while one is, and completed only if all are."""
     assert states.joint(parts) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "held"),
+    [
+        ("Resources", "resources", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "resources", False),
+        ("ReqNodeNotAvail,_UnavailableNodes:n[1-2]", "resources", False),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "resources", False),
+        ("Priority", "priority", False),
+        ("BadConstraints", "bad-constraints", False),
+        ("Reservation", "reservation", False),
+        ("BeginTime", "begin-time", False),
+        ("JobHeldUser", "held", True),
+        ("JobHeldAdmin", "held", True),
+        ("JobHoldMaxRequeue", "held", True),
+        ("launch_failed_requeued_held", "held", True),
+        ("Dependency", "other", False),
+        ("QOSMaxCpuPerUserLimit", "other", False),
+        ("Brand new", "other", False),
+        ("None", "none", False),
+        ("", "none", False),
+    ],
+)
+def test_pending_reasons(text: str, reason: str, held: bool) -> None:
+    """One class for each of Slurm's spellings; what a later Slurm adds is none of the known ones."""
+    assert states.pending_reason(text) == reason
+    assert states.is_held(text) is held
+
+
+def test_pending_reasons_of_a_real_queue(repo: Path) -> None:
+    """slurmctld gave a reason of each class to a job that was made to wait so."""
+    files = [repo / f"tests/replay/slurm-22.05/pending_{name}.txt" for name in ("squeue", "full_squeue")]
+    rows = [line.split("|") for file in files for line in file.read_text().splitlines()]
+    said = {name: states.pending_reason(reason).value for name, _, reason in rows}
+    assert said == {
+        "admin": "held", "begin": "begin-time", "constraints": "bad-constraints", "depends": "other",
+        "drained": "resources", "fill": "none", "held": "held", "priority": "priority", "requeued": "held",
+        "reservation": "reservation", "resources": "resources", "unavailable": "resources",
+    }  # fmt: skip
+    assert set(said.values()) == set(states.PendingReason)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pitools.run.attempt import Start
 from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.slurm.records import Accounting
-
-_HELD = "BeginTime"
+from pitools.slurm.states import PendingReason, pending_reason
 
 
 def may_be(run_dir: Path, ref: folder.JobRef, site: Site) -> bool:
@@ -35,8 +34,9 @@ def told(run_dir: Path, ref: folder.JobRef, site: Site) -> Accounting | None:
     found = [one for one in client(site).job(ref.job_id) if one.raw_id == ref.job_id]
     if not found or found[0].state != "PENDING" or (found[0].restarts or 0) <= last.restart:
         return None
-    if found[0].reason != _HELD:
-        if found[0].reason not in ("", "None"):  # it has its place in the queue: that is not given away
+    reason = pending_reason(found[0].reason)
+    if reason is not PendingReason.BEGIN_TIME:
+        if reason is not PendingReason.NONE:  # it has its place in the queue: that is not given away
             leave_it(run_dir, ref)
         return None
     # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.

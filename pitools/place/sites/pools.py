@@ -16,13 +16,13 @@ from pitools.site.load import load
 from pitools.site.model import Partition, Site
 from pitools.slurm.answer import gpus
 from pitools.slurm.records import Job, Node
-from pitools.slurm.states import takes_jobs
+from pitools.slurm.states import PendingReason, pending_reason, takes_jobs
 
 NO_END_S = 365 * 86400.0  # of a job without a time limit
 _HOLDS = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 _PASSES = frozenset({"maintenance"})  # of a node, by itself
 # Of these reasons only does a job wait for nodes; the others (held, dependent, at a limit) take none from anybody.
-_COMPETES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required", "None")
+_COMPETES = frozenset({PendingReason.RESOURCES, PendingReason.PRIORITY, PendingReason.NONE})
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ def _waits(job: Job, partition: str, ours: frozenset[str]) -> bool:
     """Whether this is somebody else's job that waits for nodes of the partition."""
     if job.state != "PENDING" or partition not in job.partition.split(","):
         return False
-    if job.reason and not job.reason.startswith(_COMPETES):
+    if pending_reason(job.reason) not in _COMPETES:
         return False
     return ours.isdisjoint((job.name, job.raw_id, job.job_id))
 

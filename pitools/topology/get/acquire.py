@@ -19,7 +19,7 @@ from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
 from pitools.slurm.client import Client
 from pitools.slurm.records import Job, Node
 from pitools.slurm.refusals import is_denied
-from pitools.slurm.states import UNKNOWN
+from pitools.slurm.states import UNKNOWN, PendingReason, pending_reason
 from pitools.topology.get import fit
 from pitools.topology.get.endings import interrupted
 from pitools.topology.get.wish import Acquired, Wish, check
@@ -32,7 +32,7 @@ HELD = ("--begin=now+60",)  # more than the choice takes; should nobody make it,
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 5.0
 _STUCK_S = 15.0  # of waiting for nodes that look free: whatever the job lacks there, we do not see it
-_LACKING = ("Resources", "ReqNodeNotAvail", "Nodes required", "BadConstraints", "Reservation")
+_LACKING = frozenset({PendingReason.RESOURCES, PendingReason.RESERVATION})
 
 
 def acquire(slurm: Client, job_id: str, fabric: Fabric, wish: Wish, say: Callable[[str], object] = str) -> Acquired:
@@ -145,8 +145,9 @@ class _Hunt:
         if len(left) < job.nodes:
             gone = hosts.fold(set(self.choice.nodes if self.choice else ()) - left) or "others'"
             return f"{len(left)} of its {job.nodes} nodes are left, {gone} are lost"
-        lacking = job.reason.startswith(_LACKING)
-        if lacking and (time.monotonic() - self.since > _STUCK_S or job.reason == "BadConstraints"):
+        reason = pending_reason(job.reason)
+        is_stuck = reason in _LACKING and time.monotonic() - self.since > _STUCK_S
+        if is_stuck or reason is PendingReason.BAD_CONSTRAINTS:
             self.avoid |= left
             return f"it does not start on nodes that look free: {job.reason}"
         return ""

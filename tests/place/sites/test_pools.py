@@ -33,10 +33,12 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
             made.job("5_[1-3%2]", state="PENDING", reason="Resources", gres="gpu:1"),
             made.job("6", state="PENDING", reason="Dependency"),
             made.job("7", state="PENDING", reason="Priority", name="ours"),
+            made.job("8", state="PENDING", reason="", gres="gpu:1"),
+            made.job("9", state="PENDING", reason="JobHeldUser"),
         ),
     )  # fmt: skip
     (pool,) = pools(seen, ["ours"], made.site())
-    assert (pool.pool, pool.units, pool.waiting, pool.free) == ("x/gpu", 40, 4, 2 + 16 - 4)
+    assert (pool.pool, pool.units, pool.waiting, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
     assert [units for _, units in pool.running] == [8, 4, 2]
     assert pool.running[0][0] < pool.running[1][0]
 
