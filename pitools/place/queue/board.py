@@ -49,7 +49,7 @@ class Board:
         with self._lock:
             job = self.jobs[job_id]
             assert not job.live, f"{job_id} has a ticket"
-            entry = Entry(t=clock.now(), what="submit", n=len(job.tickets) + 1, pool=pool, why=why)
+            entry = Entry(t=clock.now(), what=What.SUBMIT, n=len(job.tickets) + 1, pool=pool, why=why)
             job = self.jobs[job_id] = append(job, entry)
         return job, job.tickets[-1]
 
@@ -116,7 +116,7 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due, up_sin
         job = board.found(job, ticket)
     if ticket.state == "void":
         if not is_known or seen.is_over:
-            board.note(job, "swept", ticket.n)
+            board.note(job, What.SWEPT, ticket.n)
             due.gone.extend([] if may_run else [ticket.name])  # what one left that ran all the same is not ours to end
         else:
             due.end[seen.job_id] = ticket.name
@@ -127,12 +127,12 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due, up_sin
     elif may_run and seen.is_over:
         code = 0 if seen.state == "COMPLETED" else seen.exit_code
         job = board.note(
-            job, "ended", ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id, began=_began(seen)
+            job, What.ENDED, ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id, began=_began(seen)
         )
         due.fetch.append((job, ticket))
     elif seen.state == "CANCELLED" and not seen.leave and ticket.state == "waiting":
         why = f"somebody cancelled it at {ticket.site}"
-        job = board.note(job, "ended", ticket.n, state=seen.state, why=why, slurm_id=seen.job_id)
+        job = board.note(job, What.ENDED, ticket.n, state=seen.state, why=why, slurm_id=seen.job_id)
         due.fetch.append((job, ticket))
     elif not may_run and (seen.is_over or not is_known or seen.leave == leave.NO):
         # It is certain to have done nothing, and its word makes certain that it never will.
@@ -141,11 +141,11 @@ def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due, up_sin
         _advance(board, job, ticket, seen, due)
     elif not ticket.unknown or ticket.doubt != seen.state:
         why = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
-        board.note(job, "unknown", ticket.n, slurm_id=seen.job_id, state=seen.state, why=why)
+        board.note(job, What.UNKNOWN, ticket.n, slurm_id=seen.job_id, state=seen.state, why=why)
     elif seen.state == FORGOTTEN and _age_s(max(ticket.unknown, up_since)) > ORPHAN_S:
         # slurmctld came back without its latest jobs, and has ended what nodes still ran of them. Without accounting it
         # may as well have run to its end, and nobody remembers: then it is for people to say.
-        board.note(job, "void", ticket.n, why=f"{ticket.site} forgot it while it ran")
+        board.note(job, What.VOID, ticket.n, why=f"{ticket.site} forgot it while it ran")
 
 
 def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
@@ -153,9 +153,9 @@ def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> No
     if seen.state == "PENDING" and leave.may_run(seen.leave) and job.asked.request.topology != "none":
         due.lift.append((job, seen.job_id))
     if ticket.state == "intended":
-        job = board.note(job, "submitted", ticket.n, slurm_id=seen.job_id)
+        job = board.note(job, What.SUBMITTED, ticket.n, slurm_id=seen.job_id)
     if (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or leave.may_run(seen.leave)):
-        board.note(job, "started", ticket.n, slurm_id=seen.job_id, began=_began(seen))
+        board.note(job, What.STARTED, ticket.n, slurm_id=seen.job_id, began=_began(seen))
 
 
 def _began(seen: Seen) -> str:

@@ -17,7 +17,7 @@ from pitools.core import units
 from pitools.core.errors import PitError
 from pitools.place.model import Option
 from pitools.place.queue import folder as queue
-from pitools.place.queue.journal import Entry, Queued, read_journal
+from pitools.place.queue.journal import Entry, Queued, What, read_journal
 from pitools.run import folder
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def _ran(entries: list[Entry]) -> tuple[str, float] | None:
     started: dict[int, float] = {}
     for entry in entries:
         at_s = datetime.fromisoformat(entry.t).timestamp()
-        if entry.what == "submit":
+        if entry.what is What.SUBMIT:
             pools[entry.n], placed[entry.n] = entry.pool, at_s
-        elif entry.what == "started":
+        elif entry.what is What.STARTED:
             started[entry.n] = at_s
-        elif entry.what == "ended" and entry.n in pools and entry.state != "CANCELLED":
+        elif entry.what is What.ENDED and entry.n in pools and entry.state != "CANCELLED":
             if entry.n in started:
                 return pools[entry.n], max(1.0, at_s - started[entry.n])
             if at_s - placed[entry.n] < _TICK_S:

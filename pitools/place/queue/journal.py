@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +20,20 @@ from pitools.core.files import os_error, sync_dir
 from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
 
-What = Literal[
-    "submit", "submitted", "refused", "started", "withdraw", "void", "swept", "unknown", "ended", "cancelled"
-]
+
+class What(StrEnum):
+    """What an entry tells: something decided, or something seen."""
+
+    SUBMIT = "submit"
+    SUBMITTED = "submitted"
+    REFUSED = "refused"
+    STARTED = "started"
+    WITHDRAW = "withdraw"
+    VOID = "void"
+    SWEPT = "swept"
+    UNKNOWN = "unknown"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
 
 
 class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
@@ -167,16 +179,16 @@ def fold(job: Job, entries: Iterable[Entry]) -> Job:
     tickets = {ticket.n: ticket for ticket in job.tickets}
     end, refusals = job.end, list(job.refusals)
     for entry in entries:
-        if entry.what == "submit":
+        if entry.what is What.SUBMIT:
             tickets[entry.n] = Ticket(
                 n=entry.n, name=f"{job.job_id}.{entry.n}", pool=entry.pool, placed=entry.t, why=entry.why
             )
-        elif entry.what == "cancelled":
+        elif entry.what is What.CANCELLED:
             end = entry
         elif ticket := tickets.get(entry.n):
             tickets[entry.n] = _ticket(ticket, entry)
-            end = entry if entry.what == "ended" else end
-        refusals += [entry] if entry.what == "refused" else []
+            end = entry if entry.what is What.ENDED else end
+        refusals += [entry] if entry.what is What.REFUSED else []
     known = tuple(tickets.values())
     return msgspec.structs.replace(
         job, tickets=known, end=end, refusals=tuple(refusals), state=_state(known, end)
@@ -187,26 +199,26 @@ def _ticket(ticket: Ticket, entry: Entry) -> Ticket:
     """The ticket after an entry about it."""
     changes: dict[str, object] = {"slurm_id": entry.slurm_id or ticket.slurm_id, "why": entry.why or ticket.why}
     match entry.what:
-        case "submitted":
+        case What.SUBMITTED:
             changes["state"] = "waiting"
-        case "started":
+        case What.STARTED:
             changes |= {"state": "started", "unknown": ""}
-        case "unknown":
+        case What.UNKNOWN:
             changes |= {"unknown": entry.t, "doubt": entry.state}
-        case "withdraw":
+        case What.WITHDRAW:
             changes |= {"state": "taken"}
-        case "void" | "refused":
+        case What.VOID | What.REFUSED:
             changes |= {"state": "void", "voided": entry.t}
-        case "swept":
+        case What.SWEPT:
             changes["is_swept"] = True
-        case "ended":
+        case What.ENDED:
             changes["state"] = "over"
     return msgspec.structs.replace(ticket, **changes)
 
 
 def _state(tickets: Sequence[Ticket], end: Entry | None) -> State:
     if end is not None:
-        if end.what == "cancelled" or end.state == "CANCELLED":
+        if end.what is What.CANCELLED or end.state == "CANCELLED":
             return "withdrawn"
         return "done" if end.state == "COMPLETED" else "failed"
     if any(ticket.is_running for ticket in tickets):

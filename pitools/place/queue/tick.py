@@ -20,7 +20,7 @@ from pitools.place.model import Place, Withdraw
 from pitools.place.queue import deciding, tickets, view
 from pitools.place.queue import folder as queue
 from pitools.place.queue.board import Board, Due, settle
-from pitools.place.queue.journal import Job, Ticket
+from pitools.place.queue.journal import Job, Ticket, What
 from pitools.place.queue.waits import Foretelling
 from pitools.place.sites.asking import Answer, Asking, fault
 from pitools.place.sites.snapshot import Snapshot
@@ -195,14 +195,14 @@ def _give_up_lost(board: Board, silent: Collection[str]) -> None:
     for job in list(board.jobs.values()):
         for ticket in job.live:
             if ticket.n in job.lost and (ticket.site in silent or ticket.unknown):
-                board.note(job, "void", ticket.n, why=f"given up as lost at {ticket.site}")
+                board.note(job, What.VOID, ticket.n, why=f"given up as lost at {ticket.site}")
 
 
 def _cancelled(board: Board) -> None:
     """Jobs that somebody wanted withdrawn and that have no ticket left are over."""
     for job in list(board.jobs.values()):
         if job.is_cancelled and not job.is_over and not job.live:
-            board.note(job, "cancelled")
+            board.note(job, What.CANCELLED)
 
 
 def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:

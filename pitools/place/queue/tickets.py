@@ -19,7 +19,7 @@ from pitools.launch.seen import Seen
 from pitools.place.model import Place
 from pitools.place.queue import offers, waits
 from pitools.place.queue.board import Board
-from pitools.place.queue.journal import Job, Ticket
+from pitools.place.queue.journal import Job, Ticket, What
 from pitools.run.folder import JobRef
 from pitools.site.connect import client
 from pitools.site.model import Site
@@ -52,7 +52,7 @@ def fetch(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
                 far.fetch(site, ticket.name, Path(job.path) / "run")
         except (ClusterError, DataError) as error:
             why = f"its logs stay at {site.name}: {error}"
-        board.note(job, "swept", ticket.n, why=why)
+        board.note(job, What.SWEPT, ticket.n, why=why)
 
 
 def take_back(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
@@ -64,13 +64,13 @@ def take_back(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> No
         return
     for job, ticket in due:
         if ticket.state != "taken":
-            board.note(job, "withdraw", ticket.n)
+            board.note(job, What.WITHDRAW, ticket.n)
     taken = hands(site).take_back(site, [ticket.name for _, ticket in due])
     for job, ticket in due:
         if taken[ticket.name]:
-            board.note(job, "void", ticket.n)
+            board.note(job, What.VOID, ticket.n)
         else:
-            board.note(job, "started", ticket.n, why="it had begun already")
+            board.note(job, What.STARTED, ticket.n, why="it had begun already")
     # Out of the queue as well; if that fails now, the next tick finds it void and yet in the queue.
     end(site, {ticket.slurm_id: ticket.name for _, ticket in due if taken[ticket.name] and ticket.slurm_id})
 
@@ -104,7 +104,7 @@ def place(
         try:
             planned = offers.plan(job, site, partition)
         except (ConfigError, DataError, UsageError) as error:
-            board.note(job, "refused", pool=decision.pool, why=str(error))
+            board.note(job, What.REFUSED, pool=decision.pool, why=str(error))
             continue
         if name := _submit(board, site, job, decision, planned):
             placed(decision, name)
@@ -121,11 +121,11 @@ def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> 
         # Slurm says that it has not got it. Should that be wrong, the job finds that it has no leave.
         hands(site).take_back(site, [ticket.name])
         is_refused = isinstance(error, (ClusterError, ConfigError, DataError, UsageError))
-        board.note(job, "refused" if is_refused else "void", ticket.n, pool=decision.pool, why=str(error))
+        board.note(job, What.REFUSED if is_refused else What.VOID, ticket.n, pool=decision.pool, why=str(error))
         if not is_refused:
             raise
         return ""
-    board.note(job, "submitted", ticket.n, slurm_id=ref.job_id)
+    board.note(job, What.SUBMITTED, ticket.n, slurm_id=ref.job_id)
     if isinstance(ref, far.Sent) and ref.data_bytes:
         waits.moved(site.name, ref.data_bytes, ref.data_s)
     return ticket.name

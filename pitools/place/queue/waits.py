@@ -19,7 +19,7 @@ from pitools.place.queue.journal import Job, Ticket, What
 from pitools.place.sites import history, pools
 
 _WAITS = ("intended", "waiting", "taken")
-_STARTS = ("started", "ended")
+_RAN = (What.STARTED, What.ENDED)
 
 
 class Foretelling:
@@ -71,10 +71,10 @@ def note(ticket: Ticket, what: What, began: str, is_cancelled: bool) -> None:
 
     Comes before the entry: it is safe to repeat, and without it the ticket would seem to wait for ever.
     """
-    if ticket.state not in _WAITS or what not in (*_STARTS, "void", "refused"):
+    if ticket.state not in _WAITS or what not in (*_RAN, What.VOID, What.REFUSED):
         return
     started_s = None
-    if what in _STARTS and not is_cancelled:
+    if what in _RAN and not is_cancelled:
         started_s = time.time()
         with contextlib.suppress(ValueError):
             started_s = min(started_s, datetime.fromisoformat(began).timestamp())

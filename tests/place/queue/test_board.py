@@ -112,6 +112,6 @@ def test_a_disk_that_fills_within_a_line(board: Board, monkeypatch: pytest.Monke
 def test_what_ran_after_it_was_given_up_is_kept(board: Board) -> None:
     """A ticket that somebody gave up as lost, and that had run: its folder is not removed."""
     (job,) = board.jobs.values()
-    board.note(job, "void", 1)
+    board.note(job, journal.What.VOID, 1)
     due = settle(board, "alpha", clock.now(), {job.tickets[0].name: Seen("COMPLETED", "7", "run.7")})
     assert (due.gone, due.end) == ([], {})

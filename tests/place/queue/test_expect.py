@@ -12,7 +12,7 @@ from pitools.launch.request import Request
 from pitools.place.model import Option
 from pitools.place.queue import folder as queue
 from pitools.place.queue.expect import FEW, Expectations
-from pitools.place.queue.journal import Entry, Queued, append
+from pitools.place.queue.journal import Entry, Queued, What, append
 
 OPTION = Option(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
 
@@ -33,7 +33,7 @@ def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> Non
         began = datetime.now(UTC) - timedelta(days=1)
         for what, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
             t = clock.text(began + timedelta(seconds=after_s))
-            append(job, Entry(t=t, what=what, n=1, pool=pool, state=state))  # type: ignore[arg-type]
+            append(job, Entry(t=t, what=What(what), n=1, pool=pool, state=state))
         queue.close(place, job)
 
 

@@ -35,8 +35,8 @@ def job(place: Path) -> Job:
     return job
 
 
-def entry(what: What, n: int = 1, **more: object) -> Entry:
-    return Entry(t=clock.now(), what=what, n=n, **more)  # type: ignore[arg-type]
+def entry(what: str, n: int = 1, **more: object) -> Entry:
+    return Entry(t=clock.now(), what=What(what), n=n, **more)  # type: ignore[arg-type]
 
 
 def states(job: Job, *whats: Entry) -> list[str]:
