@@ -16,21 +16,16 @@ from pitools.core.files import sync_dir
 from pitools.core.record import Record
 
 KEEP_LAST = 3
-_STUCK = "cannot be removed: "
+PruneState = Literal["kept", "removed", "would be removed", "failed"]
 
 
 class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
-    """What became of one checkpoint. reason: why it stays, or ""."""
+    """What became of one checkpoint. reason: why it is still there, or ""; of "failed", the system's error."""
 
     step: int
-    state: Literal["kept", "removed", "would be removed"]
+    state: PruneState
     reason: str
     path: str
-
-    @property
-    def stuck(self) -> bool:
-        """Whether it was to go, and could not be removed."""
-        return self.reason.startswith(_STUCK)
 
 
 def prune(
@@ -47,11 +42,12 @@ def prune(
     found = []
     for step in reversed(steps):
         path = layout.step_path(folder, step)
+        state: PruneState = "kept"
         reason = _reason(step, steps[:keep_last], keep_every, keep)
-        if not reason and not dry_run:
-            reason = _remove(path)
-        state: Literal["kept", "removed", "would be removed"]
-        state = "kept" if reason else "would be removed" if dry_run else "removed"
+        if not reason and dry_run:
+            state = "would be removed"
+        elif not reason:
+            state, reason = _remove(path)
         found.append(Pruned(step=step, state=state, reason=reason, path=str(path)))
     return found[::-1]
 
@@ -60,8 +56,8 @@ def tidy(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep:
     """As `prune`, after a save: what does not go is told and never raised, for what was saved is safe."""
     try:
         for record in prune(folder, keep_last, keep_every, keep=keep):
-            if record.stuck:
-                _tell(f"{record.path} {record.reason}")
+            if record.state == "failed":
+                _tell(f"{record.path} cannot be removed: {record.reason}")
     except PitError as error:
         _tell(str(error))
 
@@ -95,21 +91,21 @@ def _reason(step: int, last: Collection[int], every: int, keep: Collection[int])
     return f"every {every}" if every and step % every == 0 else ""
 
 
-def _remove(path: Path) -> str:
-    """Remove a checkpoint; returns why it stays, or ""."""
+def _remove(path: Path) -> tuple[PruneState, str]:
+    """Remove a checkpoint; returns what became of it, and why it is still there."""
     aside = path.with_name(f"{layout.OLD}{path.name}.{secrets.token_hex(4)}")
     try:
         with held.alone(path) as free:
             if not free:
-                return "being read" if path.exists() else ""
+                return ("kept", "being read") if path.exists() else ("removed", "")
             os.rename(path, aside)
             sync_dir(path.parent)
     except FileNotFoundError:
-        return ""  # somebody else was faster
+        return "removed", ""  # somebody else was faster
     except OSError as error:  # somebody else's, or write-protected: the others may go
-        return f"{_STUCK}{error.strerror}"
+        return "failed", str(error.strerror)
     layout.discard(aside)
-    return ""
+    return "removed", ""
 
 
 def _tell(text: str) -> None:

@@ -105,7 +105,7 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
         click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
     for copy in copies.values():
         click.echo(f"pit: {copy} stays: an interrupted copy from a node's disk, which the run can finish", err=True)
-    return 1 if any(record.stuck for record in pruned) else 0
+    return 1 if any(record.state == "failed" for record in pruned) else 0
 
 
 def _place(run: str, site_name: str) -> tuple[Path, int | None]:

@@ -79,7 +79,7 @@ def test_prune_says_no_where_one_cannot_go(pit: Pit, run: Path) -> None:
     """A script that makes room learns that there is none: exit 1, and the others are gone."""
     with protected(run / "checkpoints" / "step_10"):
         done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
-        assert (done.returncode, records(done)[-1]["state"]) == (1, "kept")
+        assert (done.returncode, records(done)[-1]["state"]) == (1, "failed")
     assert pit("checkpoint", "prune", str(run), "--keep-last", "1").returncode == 0
 
 

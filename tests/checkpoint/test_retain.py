@@ -198,11 +198,11 @@ def test_what_cannot_be_removed_stays_alone(folder: Path, save: Save, capfd: pyt
     with protected(folder / "step_1"):
         states = {record.step: (record.state, record.reason) for record in retain.prune(folder, 2)}
         assert states[2] == ("removed", "")
-        assert states[1][0] == "kept"
-        assert states[1][1].startswith("cannot be removed: ")
+        assert states[1][0] == "failed"
+        assert states[1][1] in map(os.strerror, (errno.EACCES, errno.EROFS))
         retain.tidy(folder, 1)
         assert find.whole(folder) == [4, 1]
-    assert f"older checkpoints stay: {folder}/step_1 cannot be removed" in capfd.readouterr().err
+    assert f"{folder}/step_1" in capfd.readouterr().err
     retain.tidy(folder, 1)
     assert find.whole(folder) == [4]
     assert capfd.readouterr().err == ""
