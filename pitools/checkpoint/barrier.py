@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.core.record import decode_json
 
 # Rank 0 may itself be late by all of a barrier's time, and then has to tell the others.
 _SLACK_S = 10.0
@@ -21,6 +24,21 @@ Put = Callable[[str, str], None]
 # (key, seconds) → its value once it is there. Raises TimeoutError when it does not come in time.
 Get = Callable[[str, float], str]
 Delete = Callable[[str], None]
+
+
+class _Word(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one rank says, as JSON. error: what is wrong there, or ""."""
+
+    value: str = ""
+    error: str = ""
+
+
+class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What rank 0 tells all, as JSON. missing: who did not come. failed: whose word is an error; that of the first."""
+
+    missing: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+    error: str = ""
 
 
 class Barrier:
@@ -53,20 +71,20 @@ class Barrier:
             if trouble:
                 raise ClusterError(trouble, where=f"rank 0 at {name}")
             return [value]
-        word = f"!{trouble}" if trouble else f"={value}"
+        word = _Word(value, trouble)
         if self.rank:
-            self._put(f"{self._prefix}/{name}/{self.rank}", word)
-            self._judge(name, self._from_rank_0(name, "verdict"))
+            self._put(f"{self._prefix}/{name}/{self.rank}", _encoded(word))
+            self._judge(name, decode_json(self._from_rank_0(name, "verdict"), BarrierResult))
             return []
         # With trouble here there is nothing to wait for.
         words = [word] if trouble else self._words(name, word)
-        verdict = self._verdict(name, words)
-        self._put(f"{self._prefix}/{name}/verdict", verdict)
-        if len(words) == self.world_size and all(words) and len(self._written) > _KEPT:
+        verdict = self._verdict(words)
+        self._put(f"{self._prefix}/{name}/verdict", _encoded(verdict))
+        if len(words) == self.world_size and not verdict.missing and len(self._written) > _KEPT:
             self._delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._judge(name, verdict)
-        return [word[1:] for word in words]
+        return [word.value for word in words if word]
 
     def tell(self, name: str, value: str = "") -> str:
         """Rank 0's value at every rank. Raises Unreachable when rank 0 does not come to say it."""
@@ -90,32 +108,33 @@ class Barrier:
             for key in keys:
                 self._delete(key)
 
-    def _words(self, name: str, mine: str) -> list[str]:
-        """What each rank put; "" of those that did not come in time."""
+    def _words(self, name: str, mine: _Word) -> list[_Word | None]:
+        """What each rank put; None of those that did not come in time."""
         until = time.monotonic() + self.timeout_s
-        words = [mine]
+        words: list[_Word | None] = [mine]
         for rank in range(1, self.world_size):
             try:
                 # When time is over those who have come are still heard: a list of the missing has to be right.
-                words.append(self._get(f"{self._prefix}/{name}/{rank}", max(until - time.monotonic(), 0.05)))
+                text = self._get(f"{self._prefix}/{name}/{rank}", max(until - time.monotonic(), 0.05))
+                words.append(decode_json(text, _Word))
             except TimeoutError:
-                words.append("")
+                words.append(None)
         return words
 
-    def _verdict(self, name: str, words: list[str]) -> str:
-        if missing := [rank for rank, word in enumerate(words) if not word]:
-            return f"-{self.named(missing)} did not come to {name} in {self.timeout_s:g} s"
-        if troubled := [rank for rank, word in enumerate(words) if word.startswith("!")]:
-            first = words[troubled[0]][1:]
-            more = f", and {len(troubled) - 1} more" if len(troubled) > 1 else ""
-            return f"!{self.named(troubled[:1])}{more}: {first}"
-        return "="
+    @staticmethod
+    def _verdict(words: Sequence[_Word | None]) -> BarrierResult:
+        missing = tuple(rank for rank, word in enumerate(words) if not word)
+        failed = {rank: word.error for rank, word in enumerate(words) if word and word.error}
+        return BarrierResult(missing, tuple(failed), next(iter(failed.values()), ""))
 
-    def _judge(self, name: str, verdict: str) -> None:
-        if verdict.startswith("-"):
-            raise Unreachable(verdict[1:], where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
-        if verdict.startswith("!"):
-            raise ClusterError(verdict[1:], where=f"rank {self.rank} at {name}", hint="look at that rank's log")
+    def _judge(self, name: str, verdict: BarrierResult) -> None:
+        if verdict.missing:
+            what = f"{self.named(verdict.missing)} did not come to {name} in {self.timeout_s:g} s"
+            raise Unreachable(what, where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
+        if verdict.failed:
+            more = f", and {len(verdict.failed) - 1} more" if len(verdict.failed) > 1 else ""
+            what = f"{self.named(verdict.failed[:1])}{more}: {verdict.error}"
+            raise ClusterError(what, where=f"rank {self.rank} at {name}", hint="look at that rank's log")
 
     def _from_rank_0(self, name: str, key: str) -> str:
         timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
@@ -137,3 +156,7 @@ class Barrier:
         ]
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         return ", ".join(parts) + more
+
+
+def _encoded(message: _Word | BarrierResult) -> str:
+    return msgspec.json.encode(message).decode()

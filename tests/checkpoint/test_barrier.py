@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pitools.checkpoint.barrier import Barrier
+from pitools.checkpoint.barrier import Barrier, BarrierResult
 from pitools.core.errors import ClusterError, Unreachable
+from pitools.core.record import decode_json
 
 
 class Keys:
@@ -31,9 +32,12 @@ class Keys:
             return self._kept[key]
 
 
-def meet(ranks: int, work: Callable[[Barrier], object], *, absent: set[int] = frozenset(), **more: object):
+def meet(
+    ranks: int, work: Callable[[Barrier], object], *, absent: set[int] = frozenset(), keys: Keys | None = None,
+    **more: object,
+):  # fmt: skip
     """What each rank that comes gets, or raises."""
-    keys = Keys()
+    keys = keys or Keys()
 
     def run(rank: int) -> object:
         try:
@@ -67,12 +71,14 @@ def test_all_come() -> None:
 
 def test_missing_ranks_are_named_with_their_nodes() -> None:
     """When the time is over every rank that came raises the names of those that did not."""
-    nodes = ["n01", "n01", "n02", "n02", "n04", "n04"]
-    told = meet(6, lambda b: b.wait("step_40 written"), absent={2, 4, 5}, timeout_s=0.2, nodes=nodes)
+    keys, nodes = Keys(), ["n01", "n01", "n02", "n02", "n04", "n04"]
+    told = meet(6, lambda b: b.wait("step_40 written"), absent={2, 4, 5}, keys=keys, timeout_s=0.2, nodes=nodes)
     for future in told.values():
         error = future.result()
         assert isinstance(error, Unreachable)
         assert error.what == "rank 2 on n02, ranks 4, 5 on n04 did not come to step_40 written in 0.2 s"
+    verdict = decode_json(keys.get("pit/barrier/step_40 written/verdict", 0), BarrierResult)
+    assert verdict == BarrierResult(missing=(2, 4, 5))
 
 
 def test_many_missing_ranks_are_counted() -> None:
@@ -98,6 +104,18 @@ def test_trouble_of_one_is_told_to_all_at_once() -> None:
     assert all(isinstance(error, ClusterError) for error in errors.values())
     assert {error.what for error in errors.values()} == {"rank 2 on c: no space left: /nvme"}
     assert time.monotonic() - started < 10
+
+
+def test_words_that_look_like_a_verdict_are_words() -> None:
+    """Whatever a rank says comes as it was said, quotation marks and all; errors are counted, and the first is told."""
+    words = ["=", "!", '-"', "", "é\n"]
+    said = meet(5, lambda b: b.gather("x", words[b.rank]))
+    assert said[0].result() == words
+    keys = Keys()
+    told = meet(3, lambda b: b.wait("x", f"!{b.rank}" if b.rank else ""), keys=keys, nodes="abc")
+    verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
+    assert verdict == BarrierResult(failed=(1, 2), error="!1")
+    assert {future.result().what for future in told.values()} == {"rank 1 on b, and 1 more: !1"}
 
 
 def test_trouble_of_rank_0_waits_for_nobody() -> None:
