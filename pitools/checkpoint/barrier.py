@@ -26,11 +26,20 @@ Get = Callable[[str, float], str]
 Delete = Callable[[str], None]
 
 
+class RemoteRankError(ClusterError):
+    """What is wrong at a rank, as all of them learn it. error_kind: the class of that rank's own error."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", error_kind: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.error_kind = error_kind
+
+
 class _Word(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one rank says, as JSON. error: what is wrong there, or ""."""
+    """What one rank says, as JSON. error_kind: the class of what is wrong there, "" where nothing is."""
 
     value: str = ""
     error: str = ""
+    error_kind: str = ""
 
 
 class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,6 +48,7 @@ class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
     missing: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
     error: str = ""
+    error_kind: str = ""
 
 
 class Barrier:
@@ -57,21 +67,20 @@ class Barrier:
         self._nodes, self._prefix = nodes, prefix
         self._written: list[str] = []  # rank 0's: keys that some rank may not have read yet
 
-    def wait(self, name: str, trouble: str = "") -> None:
+    def wait(self, name: str, trouble: BaseException | None = None) -> None:
         """Return when every rank is here and none has trouble. name: never used twice, the same at all.
 
-        trouble: what is wrong at this rank, on one line: every rank then raises it at once. Raises Unreachable naming
-        the ranks that did not come and their nodes, ClusterError naming those with trouble.
+        trouble: what is wrong at this rank: every rank then raises its first line at once. Raises Unreachable naming
+        the ranks that did not come and their nodes, RemoteRankError naming the first with trouble.
         """
         self.gather(name, "", trouble=trouble)
 
-    def gather(self, name: str, value: str, *, trouble: str = "") -> list[str]:
+    def gather(self, name: str, value: str, *, trouble: BaseException | None = None) -> list[str]:
         """As `wait`; returns the values of all ranks, in order, at rank 0, and [] at the others."""
+        word = _Word(value, first_line(trouble), type(trouble).__name__) if trouble else _Word(value)
         if self.world_size == 1:
-            if trouble:
-                raise ClusterError(trouble, where=f"rank 0 at {name}")
+            self._judge(name, self._verdict([word]))
             return [value]
-        word = _Word(value, trouble)
         if self.rank:
             self._put(f"{self._prefix}/{name}/{self.rank}", _encoded(word))
             self._judge(name, decode_json(self._from_rank_0(name, "verdict"), BarrierResult))
@@ -124,8 +133,9 @@ class Barrier:
     @staticmethod
     def _verdict(words: Sequence[_Word | None]) -> BarrierResult:
         missing = tuple(rank for rank, word in enumerate(words) if not word)
-        failed = {rank: word.error for rank, word in enumerate(words) if word and word.error}
-        return BarrierResult(missing, tuple(failed), next(iter(failed.values()), ""))
+        failed = {rank: word for rank, word in enumerate(words) if word and word.error_kind}
+        first = next(iter(failed.values()), _Word())
+        return BarrierResult(missing, tuple(failed), first.error, first.error_kind)
 
     def _judge(self, name: str, verdict: BarrierResult) -> None:
         if verdict.missing:
@@ -133,8 +143,10 @@ class Barrier:
             raise Unreachable(what, where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
         if verdict.failed:
             more = f", and {len(verdict.failed) - 1} more" if len(verdict.failed) > 1 else ""
-            what = f"{self.named(verdict.failed[:1])}{more}: {verdict.error}"
-            raise ClusterError(what, where=f"rank {self.rank} at {name}", hint="look at that rank's log")
+            kind = verdict.error_kind
+            what = f"{self.named(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
+            where, hint = f"rank {self.rank} at {name}", "look at that rank's log"
+            raise RemoteRankError(what, where=where, hint=hint, error_kind=kind)
 
     def _from_rank_0(self, name: str, key: str) -> str:
         timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
@@ -156,6 +168,11 @@ class Barrier:
         ]
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         return ", ".join(parts) + more
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without what its library adds below."""
+    return next(iter(str(error).splitlines()), "")
 
 
 def _encoded(message: _Word | BarrierResult) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.checkpoint.barrier import Barrier, Delete, Get, Put
+from pitools.checkpoint.barrier import Barrier, Delete, Get, Put, first_line
 from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.record import decode_json
 
@@ -61,7 +61,7 @@ class Meeting:
         if self._told:
             return
         with suppress(PitError):
-            self._barrier.wait(f"{self._name}.{self._count + 1}", _line(error))
+            self._barrier.wait(f"{self._name}.{self._count + 1}", error)
 
     def _answer(self, answer: Answer) -> None:
         try:
@@ -70,7 +70,8 @@ class Meeting:
                 if data:
                     self._path(self._count, rank, "answer").write_bytes(data)
         except BaseException as error:
-            self._barrier.tell(f"{self._name}.{self._count}.answer", f"rank 0: {_line(error)}")
+            problem = f"rank 0: {type(error).__name__}: {first_line(error)}"
+            self._barrier.tell(f"{self._name}.{self._count}.answer", problem)
             raise
 
     def _path(self, count: int, rank: int, kind: str) -> Path:
@@ -88,7 +89,7 @@ def together(barrier: Barrier, name: str) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(PitError):
-            barrier.wait(name, _line(error))
+            barrier.wait(name, error)
         raise
     barrier.wait(name)
 
@@ -111,7 +112,3 @@ def introduce(
     token, *nodes = decode_json(told, list[str])
     known = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
     return known, token, len(set(nodes))
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

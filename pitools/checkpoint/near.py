@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from pitools.checkpoint import find, layout, retain
+from pitools.checkpoint.barrier import RemoteRankError
 from pitools.checkpoint.drainer import Drainer
 from pitools.core.errors import NoSpace, PitError
 from pitools.store.digest import of_bytes
@@ -78,9 +79,9 @@ class Near:
             self._drainer = None
 
     def _is_full(self, error: BaseException | None) -> bool:
-        # Another rank's is told as text; the shared folder is not asked to make good what it refused itself.
-        full = isinstance(error, NoSpace) or f"{NoSpace.__name__}:" in str(error)
-        return bool(error) and full and not self._off
+        # The shared folder is not asked to make good what it refused itself.
+        kind = error.error_kind if isinstance(error, RemoteRankError) else type(error).__name__
+        return kind == NoSpace.__name__ and not self._off
 
     def _has_room(self) -> bool:
         try:

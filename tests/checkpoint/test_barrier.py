@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pitools.checkpoint.barrier import Barrier, BarrierResult
-from pitools.core.errors import ClusterError, Unreachable
+from pitools.checkpoint.barrier import Barrier, BarrierResult, RemoteRankError
+from pitools.core.errors import NoSpace, PitError, Unreachable
 from pitools.core.record import decode_json
 
 
@@ -42,9 +42,7 @@ def meet(
     def run(rank: int) -> object:
         try:
             return work(Barrier(keys.put, keys.get, rank, ranks, **more))
-        except ClusterError as error:
-            return error
-        except Unreachable as error:
+        except PitError as error:
             return error
 
     with ThreadPoolExecutor(ranks) as pool:
@@ -98,11 +96,12 @@ def test_rank_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trouble_of_one_is_told_to_all_at_once() -> None:
     """A rank whose disk is full does not make the others wait: all raise its words."""
-    started = time.monotonic()
-    told = meet(4, lambda b: b.wait("x", "no space left: /nvme" if b.rank == 2 else ""), timeout_s=60, nodes="abcd")
+    started, full = time.monotonic(), NoSpace("no space left", where="/nvme")
+    told = meet(4, lambda b: b.wait("x", full if b.rank == 2 else None), timeout_s=60, nodes="abcd")
     errors = {rank: future.result() for rank, future in told.items()}
-    assert all(isinstance(error, ClusterError) for error in errors.values())
-    assert {error.what for error in errors.values()} == {"rank 2 on c: no space left: /nvme"}
+    assert all(isinstance(error, RemoteRankError) for error in errors.values())
+    assert {error.error_kind for error in errors.values()} == {"NoSpace"}
+    assert {error.what for error in errors.values()} == {"rank 2 on c: NoSpace: /nvme: no space left"}
     assert time.monotonic() - started < 10
 
 
@@ -112,17 +111,18 @@ def test_words_that_look_like_a_verdict_are_words() -> None:
     said = meet(5, lambda b: b.gather("x", words[b.rank]))
     assert said[0].result() == words
     keys = Keys()
-    told = meet(3, lambda b: b.wait("x", f"!{b.rank}" if b.rank else ""), keys=keys, nodes="abc")
+    told = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
     verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
-    assert verdict == BarrierResult(failed=(1, 2), error="!1")
-    assert {future.result().what for future in told.values()} == {"rank 1 on b, and 1 more: !1"}
+    assert verdict == BarrierResult(failed=(1, 2), error="!1", error_kind="OSError")
+    assert {future.result().what for future in told.values()} == {"rank 1 on b, and 1 more: OSError: !1"}
 
 
 def test_trouble_of_rank_0_waits_for_nobody() -> None:
     """Rank 0's own trouble is told although another rank will never come."""
     started = time.monotonic()
-    told = meet(3, lambda b: b.wait("x", "read-only" if b.rank == 0 else ""), absent={1}, timeout_s=60, nodes="abc")
-    assert {future.result().what for future in told.values()} == {"rank 0 on a: read-only"}
+    broken = ValueError()  # it has no words: its class is told
+    told = meet(3, lambda b: b.wait("x", broken if b.rank == 0 else None), absent={1}, timeout_s=60, nodes="abc")
+    assert {future.result().error_kind for future in told.values()} == {"ValueError"}
     assert time.monotonic() - started < 10
 
 
@@ -132,5 +132,6 @@ def test_alone() -> None:
     barrier.wait("x")
     assert barrier.gather("x", "v") == ["v"]
     assert barrier.tell("y", "v") == "v"
-    with pytest.raises(ClusterError, match="full"):
-        barrier.wait("x", "full")
+    with pytest.raises(RemoteRankError) as caught:
+        barrier.wait("x", NoSpace("full"))
+    assert caught.value.error_kind == "NoSpace"

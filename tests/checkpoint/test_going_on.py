@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pitools.checkpoint import drain, find, layout, near, owner, retain
+from pitools.checkpoint.barrier import RemoteRankError
 from pitools.checkpoint.guard import Guard
 from pitools.core.errors import PitError
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
@@ -121,6 +122,14 @@ def test_step_0_is_not_removed_before_it_is_safe(folder: Path, save: Save, tmp_p
     disk = near.Near(local, folder, 3, 0)
     assert disk.takes_next(None) == (False, False)
     assert find.whole(local) == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["NoSpace", "DataError"])
+def test_a_full_disk_of_another_rank_is_known_by_its_class(folder: Path, tmp_path: Path, kind: str) -> None:
+    """The next save makes it good, whatever is said of it, and nothing else."""
+    disk = near.Near(tmp_path / "nvme", folder, 3, 0)
+    error = RemoteRankError("rank 1: NoSpace: words", error_kind=kind)
+    assert disk.takes_next(error)[1] == (kind == "NoSpace")
 
 
 def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
