@@ -28,9 +28,10 @@ from pitools.checkpoint.adapter import Adapter as Adapter
 from pitools.checkpoint.adapter import Digests, as_ours
 from pitools.checkpoint.barrier import Delete, Get, Put
 from pitools.checkpoint.meeting import Meeting, introduce, together
-from pitools.checkpoint.near import Near, folder_near
+from pitools.checkpoint.near import Near, SaveTarget, folder_near
 from pitools.core.errors import ClusterError, ConfigError, NoSpace, Unreachable
 from pitools.core.files import os_error
+from pitools.core.record import decode_json
 
 # How long a loop that failed waits for a save that is still being made: its peers may have died with it.
 _LAST_S = 5.0
@@ -178,14 +179,13 @@ class Guard:
 
     def _choose(self, failed: BaseException | None, token: str) -> Path:
         """The folder of the next save, the same at all ranks. Raises what was wrong with the last one."""
-        word = "far"
+        target = self._near.takes_next(failed) if self._near else SaveTarget()
         if self._local:
-            takes, made_good = self._near.takes_next(failed) if self._near else (False, False)
-            said = ("near" if takes else "far") + " anyway" * made_good
-            word = self._barrier.tell(f"{token}/where", said)
-        if failed and not word.endswith("anyway"):
+            told = self._barrier.tell(f"{token}/where", msgspec.json.encode(target).decode())
+            target = decode_json(told, SaveTarget)
+        if failed and not target.replaces_failed:
             raise failed
-        return self._local if self._local and word.startswith("near") else self.folder
+        return self._local if self._local and target.tier == "local" else self.folder
 
     def close(self) -> None:
         """Wait for the last save, and until it stands in the shared folder; then leave the folder to others."""

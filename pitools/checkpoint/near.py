@@ -11,6 +11,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from pitools.checkpoint import find, layout, retain
 from pitools.checkpoint.barrier import RemoteRankError
@@ -36,6 +39,13 @@ def folder_near(stage: Path | None, folder: Path, run: str, nodes: int, *, lead:
     return Path(stage).absolute() / f"{run or 'run'}.{folder.absolute().name}.{whose}"
 
 
+class SaveTarget(msgspec.Struct, frozen=True):
+    """Where the next save goes, as rank 0 tells all. replaces_failed: it makes good the last one's error."""
+
+    tier: Literal["local", "shared"] = "shared"
+    replaces_failed: bool = False
+
+
 class Near:
     """Rank 0's: whether the node's own disk is saved in, and what copies from it."""
 
@@ -49,11 +59,11 @@ class Near:
         self._off = True
         _warn(f"{self._local}: {error.what}; checkpoints go to {self._folder} at once")
 
-    def takes_next(self, error: BaseException | None) -> tuple[bool, bool]:
-        """Whether the next save is to go there, and whether the error of the last is made good by that next save."""
+    def takes_next(self, error: BaseException | None) -> SaveTarget:
+        """Choose where the next save goes. error: of the last one."""
         if full := self._is_full(error):
             self.fails(NoSpace("no room for a checkpoint"))
-        return not self._off and self._has_room(), full
+        return SaveTarget("local" if not self._off and self._has_room() else "shared", replaces_failed=full)
 
     def submit(self, step: int) -> None:
         """Copy this checkpoint next."""

@@ -120,7 +120,7 @@ def test_step_0_is_not_removed_before_it_is_safe(folder: Path, save: Save, tmp_p
         save(step, to=local)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 0}))
     disk = near.Near(local, folder, 3, 0)
-    assert disk.takes_next(None) == (False, False)
+    assert disk.takes_next(None) == near.SaveTarget("shared", replaces_failed=False)
     assert find.whole(local) == [1, 0]
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_of_another_rank_is_known_by_its_class(folder: Path, tmp_pat
     """The next save makes it good, whatever is said of it, and nothing else."""
     disk = near.Near(tmp_path / "nvme", folder, 3, 0)
     error = RemoteRankError("rank 1: NoSpace: words", error_kind=kind)
-    assert disk.takes_next(error)[1] == (kind == "NoSpace")
+    assert disk.takes_next(error).replaces_failed == (kind == "NoSpace")
 
 
 def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
