@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -77,11 +77,11 @@ def select(arrays: Arrays, filters: Filters = Filters(), *, home: Path | None = 
     if filters.tasks or filters.names or filters.success is not None:
         told = episodes(arrays)
     trail = [f"{len(left)} episodes"]
-    for what, keep in _steps(arrays, filters, told, home):
-        before, left = left, left[keep(left)]
-        trail.append(f"{len(left)} {what}")
+    for step in _steps(arrays, filters, told, home):
+        before, left = left, left[step.keep(left)]
+        trail.append(f"{len(left)} {step.text}")
         if not len(left):
-            known = _known(arrays, told, what, before)
+            known = _known(arrays, told, step.kind, before)
             raise ConfigError(f"no episode is left: {', '.join(trail)}", where=str(arrays.path), hint=known)
     return left
 
@@ -110,32 +110,42 @@ def episodes(arrays: Arrays) -> list[Told]:
     return found
 
 
+FilterKind = Literal["present", "quarantine", "split", "task", "name", "length", "success"]
 _Keep = Callable[[Indices], NDArray[np.bool_]]
 
 
-def _steps(arrays: Arrays, filters: Filters, told: Sequence[Told], home: Path) -> Iterable[tuple[str, _Keep]]:
-    """Each filter that is set: what to call what passes it, and the function that says which do."""
+class ActiveFilter(NamedTuple):
+    """A filter that is set. text: what to call what passes it. keep: says which of some episodes do."""
+
+    kind: FilterKind
+    text: str
+    keep: _Keep
+
+
+def _steps(arrays: Arrays, filters: Filters, told: Sequence[Told], home: Path) -> Iterable[ActiveFilter]:
     if arrays.manifest.subset:
-        yield "staged here", lambda left: here(arrays)[left]
+        yield ActiveFilter("present", "staged here", lambda left: here(arrays)[left])
     if not filters.quarantined and (held := catalog.quarantine(home)):
         whole, bad = held.whole, list(held.episodes)
-        yield "not in quarantine", lambda left: ~np.isin(left, bad) & (not whole)
+        yield ActiveFilter("quarantine", "not in quarantine", lambda left: ~np.isin(left, bad) & (not whole))
     if filters.splits:
         wanted = _of_splits(arrays, filters.splits)
-        yield f"of split {', '.join(filters.splits)}", lambda left: np.isin(left, wanted)
-    for kind, patterns in (("task", filters.tasks), ("name", filters.names)):
-        if patterns:
-            yield f"of {kind} {', '.join(patterns)}", _matching(kind, patterns, told)
+        yield ActiveFilter("split", f"of split {', '.join(filters.splits)}", lambda left: np.isin(left, wanted))
+    if filters.tasks:
+        keep = _matching(filters.tasks, [episode.language for episode in told])
+        yield ActiveFilter("task", f"of task {', '.join(filters.tasks)}", keep)
+    if filters.names:
+        keep = _matching(filters.names, [episode.name for episode in told])
+        yield ActiveFilter("name", f"of name {', '.join(filters.names)}", keep)
     if filters.min_steps > 0 or filters.max_steps is not None:
         lengths, most = np.diff(arrays.offsets), filters.max_steps
-        upto = "" if most is None else f" to {most}"
-        yield (
-            f"of {filters.min_steps}{upto} steps" if upto else f"of at least {filters.min_steps} steps",
-            lambda left: (lengths[left] >= filters.min_steps) & (most is None or lengths[left] <= most),
+        text = f"of at least {filters.min_steps} steps" if most is None else f"of {filters.min_steps} to {most} steps"
+        yield ActiveFilter(
+            "length", text, lambda left: (lengths[left] >= filters.min_steps) & (most is None or lengths[left] <= most)
         )
     if filters.success is not None:
-        which = "that succeeded" if filters.success else "that failed"
-        yield which, lambda left: _success(arrays, filters, told, left) == filters.success
+        text = "that succeeded" if filters.success else "that failed"
+        yield ActiveFilter("success", text, lambda left: _success(arrays, filters, told, left) == filters.success)
 
 
 def here(arrays: Arrays) -> NDArray[np.bool_]:
@@ -158,9 +168,8 @@ def _of_splits(arrays: Arrays, names: Sequence[str]) -> list[int]:
     return [number for name in names for number in splits[name]]
 
 
-def _matching(kind: str, patterns: Sequence[str], told: Sequence[Told]) -> _Keep:
+def _matching(patterns: Sequence[str], texts: Sequence[str]) -> _Keep:
     tests = [_test(pattern) for pattern in patterns]
-    texts = [episode.language if kind == "task" else episode.name for episode in told]
     # Many episodes have one instruction.
     passes = {text: any(test(text) for test in tests) for text in set(texts)}
     return lambda left: np.array([passes[texts[number]] for number in left.tolist()], np.bool_)
@@ -210,14 +219,14 @@ def _greatest(arrays: Arrays, name: str, left: Indices) -> NDArray[np.float64]:
     return found
 
 
-def _known(arrays: Arrays, told: Sequence[Told], what: str, before: Indices) -> str:
+def _known(arrays: Arrays, told: Sequence[Told], kind: FilterKind, before: Indices) -> str:
     """What there would have been to choose from."""
-    if what.startswith("of task"):
+    if kind == "task":
         tasks = sorted({told[number].language for number in before.tolist()})
         return f"tasks are: {'; '.join(tasks[:5])}" + ("; …" if len(tasks) > 5 else "")
-    if what.startswith("of name"):
+    if kind == "name":
         return f"the first of them is called {told[int(before[0])].name!r}"
-    if what.startswith(("of at least", "of ")) and what.endswith("steps"):
+    if kind == "length":
         lengths = np.diff(arrays.offsets)[before]
         return f"they have {int(lengths.min())} to {int(lengths.max())} steps"
     return ""

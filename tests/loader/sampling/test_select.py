@@ -32,7 +32,7 @@ TASKS = ("pick the cube", "pick the ball", "place the cube", "pick the cube", "s
 @pytest.fixture
 def version(record: Callable[..., Path]) -> Path:
     return record(
-        LENGTHS, masks={"train": [0, 1, 2, 3], "valid": [4, 5]}, tasks=TASKS, succeeded=[1, 3, 4],
+        LENGTHS, masks={"train": [0, 1, 2, 3], "valid": [4, 5], "no steps": []}, tasks=TASKS, succeeded=[1, 3, 4],
         attributes=[{"operator": "ann" if number % 2 else "bob", "grade": number} for number in range(6)],
     )  # fmt: skip
 
@@ -66,6 +66,8 @@ def test_filters_take_what_they_say(version: Path, filters: dict, expected: list
         ({"splits": ("valid",), "tasks": ("pick*",)}, "6 episodes, 2 of split valid, 0 of task pick", "stack"),
         ({"names": ("nobody",)}, "0 of name nobody", "demo_0"),
         ({"min_steps": 301}, "0 of at least 301 steps", "17 to 300 steps"),
+        ({"min_steps": 18, "max_steps": 20}, "0 of 18 to 20 steps", "17 to 300 steps"),
+        ({"splits": ("no steps",)}, "0 of split no steps", ""),
         ({"tasks": ("place*",), "success": True}, "2 of task place\\*, 0 that succeeded", ""),
     ],
 )
@@ -74,6 +76,7 @@ def test_the_filter_that_leaves_nothing_is_named(version: Path, filters: dict, m
     with pytest.raises(ConfigError, match=message) as error:
         select(Arrays(version), Filters(**filters))
     assert hint in error.value.hint
+    assert bool(hint) == bool(error.value.hint)
 
 
 def test_what_is_no_filter(version: Path, record: Callable[..., Path]):
