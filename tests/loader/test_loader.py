@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, pairwise
@@ -243,15 +242,17 @@ def stuck(monkeypatch: pytest.MonkeyPatch, skip: int = 0) -> Iterator[Callable[[
 def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.MonkeyPatch):
     """Unreachable after the time-out and again on the next call, naming the file; when it does come, so do batches."""
     expected = numbers(loader(raw), 4)
-    batches = loader(raw, resident=0, stalled_s=0.2)
+    batches = loader(raw, resident=0)
     first = next(batches).samples.tolist()
     assert first == expected[0]
+    monkeypatch.setattr(batches, "_stalled_s", 0.2)
     with stuck(monkeypatch, skip=1) as release:
         for _ in range(2):
             with pytest.raises(Unreachable, match=r"/c/0.*nothing was read for 0.2 s") as error:
                 list(islice(batches, 4))  # some were read before
             assert error.value.where == str(raw)
         place = batches.state().position // 16
+        monkeypatch.undo()  # what comes now may take its time
         release()
         assert numbers(batches, 4 - place) == expected[place:]
     batches.close()
@@ -260,13 +261,15 @@ def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.
 def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.MonkeyPatch):
     """With all threads stuck, `close` returns, and the loader reads elsewhere with others."""
     expected = numbers(loader(raw), 3)
-    batches = loader(raw, resident=0, stalled_s=0.1)
+    batches = loader(raw, resident=0)
+    monkeypatch.setattr(batches, "_stalled_s", 0.1)
     with stuck(monkeypatch) as release:
         with pytest.raises(Unreachable):
             next(batches)
-        began = time.monotonic()
-        batches.close()
-        assert time.monotonic() - began < 20
+        closing = threading.Thread(target=batches.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
         monkeypatch.undo()  # another server answers
         assert numbers(batches, 3) == expected
         release()
@@ -310,8 +313,9 @@ from itertools import islice
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from test_loader import loader
-batches = loader(Path({path!r}), resident=0, stalled_s=0.2)
+batches = loader(Path({path!r}), resident=0)
 next(batches)
+batches._stalled_s = 0.2
 gate, _ = os.pipe()
 os.preadv = lambda *args: os.read(gate, 1)
 try:
@@ -324,7 +328,7 @@ except Exception as error:
 def test_a_program_ends_with_a_read_that_does_not_come_back(raw: Path):
     """The interpreter does not wait for the stuck threads when it ends."""
     code = STUCK.format(here=str(Path(__file__).parent), path=str(raw))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Unreachable\n", "")
 
 
