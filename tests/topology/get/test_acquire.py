@@ -25,11 +25,10 @@ Bench = Any  # of conftest.py
 
 
 def test_a_job_starts_on_its_choice(bench: Bench) -> None:
-    """One call frees it and names its leaves; it starts below one leaf, within seconds, and is no older or younger."""
-    got = bench.get(bench.submit())
+    """One call frees it and names its leaves; it starts below one leaf, long before it would by itself."""
+    got = bench.get(bench.submit("--begin=now+1000"))  # it is followed for 60 s
     assert (got.state, got.is_within, got.tries, got.leaves, got.is_lifted) == ("RUNNING", True, 1, 1, False)
     assert bench.leaf(hosts.expand(got.node_list)) == bench.leaf(hosts.expand(got.chosen))
-    assert got.waited_s < 20
 
 
 def test_a_drained_node_has_a_stand_in(bench: Bench) -> None:
