@@ -27,7 +27,7 @@ for last; do host=$word; word=$last; done
 echo "$host" >> {calls}
 case "$host" in
   true*) exec sh -c "$last" ;;
-  dark) exec sleep 60 ;;
+  dark) exec sleep 600 ;;
   closed) echo 'ssh: connect to host closed port 22: Connection refused' >&2; exit 255 ;;
   garbage) head -c 5000 /dev/urandom; exit 0 ;;
   nothing) exit 0 ;;
@@ -39,7 +39,7 @@ case "$host" in
   ahead) sh -c "$last" | sed "2s/.*/$(( $(date +%s) + 3600 ))/" ;;
   noclock) sh -c "$last" | sed '2s/.*/soon/' ;;
   drip) yes | while read -r y; do printf '\036'; sleep 0.05; done ;;
-  slow) case "$last" in *sbatch*) exec sleep 60 ;; esac; exec sh -c "$last" ;;
+  slow) case "$last" in *sbatch*) exec sleep 600 ;; esac; exec sh -c "$last" ;;
   wrong) exec sh -c "$(printf %s "$last" | sed s,/alpha/slurm.conf,/beta/slurm.conf,g)" ;;
   liar) sh -c "$last" 2> {folder}/err.$$; rc=$?
         sed 's/on nodes [^ ]*/on nodes evil[1-9]/' {folder}/err.$$ >&2; exit $rc ;;
@@ -135,10 +135,17 @@ class Far:
             path.chmod(0o755)
 
     def pit(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs a command of ours."""
+        """Runs a command of ours, which may not wait for a far side that is silent to its end."""
         command = [str(Path(sys.executable).parent / "pit"), *words]
         return subprocess.run(
-            command, cwd=self.folder, env=self.env, input=stdin, text=True, capture_output=True, timeout=60, check=False
+            command,
+            cwd=self.folder,
+            env=self.env,
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=120,
+            check=False,
         )
 
     def called(self) -> list[str]:

@@ -59,12 +59,12 @@ def test_seats_are_given_in_order() -> None:
 
 def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(Asking, "patience_s", 0.3)
-    wake, asked = threading.Event(), []
+    monkeypatch.setattr(Asking, "patience_s", 1.0)
+    wake, asked = threading.Event(), list[threading.Thread]()
 
     def slow(left_s: float) -> str:
-        asked.append(1)
-        wake.wait(10)
+        asked.append(threading.current_thread())
+        wake.wait(50)  # whoever waits for it to the deadline has its answer
         return "late"
 
     def refuses(left_s: float) -> str:
@@ -72,26 +72,25 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
 
     asking: Asking[str] = Asking()
     questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
-    began = time.monotonic()
     for _ in range(3):
-        said = {name: answer.said for name, answer in asking.ask(questions, 10.0).items()}
+        said = {name: answer.said for name, answer in asking.ask(questions, 60.0).items()}
         assert said["fast"] == "at once"
         assert isinstance(said["slow"], PitError)
         assert isinstance(said["dark"], Unreachable)
-    assert time.monotonic() - began < 8
     wake.set()
-    time.sleep(0.1)
-    assert asking.ask(questions, 10.0)["slow"].said == "late"
+    asked[0].join(60)
+    assert asking.ask(questions, 60.0)["slow"].said == "late"
     assert len(asked) == 1
 
 
-def test_a_lone_silent_site_is_waited_for_to_the_deadline() -> None:
-    """Nobody else is made to wait by it."""
-    asking: Asking[None] = Asking()
-    began = time.monotonic()
-    answer = asking.ask({"slow": lambda _: time.sleep(9)}, 0.3)["slow"]
-    assert isinstance(answer.said, Unreachable)
-    assert 0.25 < time.monotonic() - began < 8
+def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is made to wait by it; and no longer."""
+    monkeypatch.setattr(Asking, "patience_s", 0.0)
+    asking: Asking[bool] = Asking()
+    assert asking.ask({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].said is True
+    wake = threading.Event()
+    assert isinstance(asking.ask({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].said, Unreachable)
+    wake.set()
 
 
 def test_a_question_that_breaks_is_asked_again() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,9 +25,9 @@ class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
     n: int
 
 
-# Asks as a command of ours would: a line in `asked` for each time, and the answer after so many seconds.
+# Asks as a command of ours would: an x in `asked` for each time; the answer so long after so many have begun to ask.
 ASK = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from pitools.core.errors import PitError, Unreachable
 from pitools.core.record import Record
@@ -38,13 +39,16 @@ class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
 def ask(left_s):
     with open(sys.argv[1], "a") as file:
         file.write("x")
+    while len(list(Path(sys.argv[1]).parent.glob("begun.*"))) < int(sys.argv[4]):
+        time.sleep(0.01)
     time.sleep(float(sys.argv[2]))
     if sys.argv[3] == "fails":
         raise Unreachable("dark", hint="wait")
     return Said(n=7)
 
+Path(sys.argv[1]).with_name(f"begun.{os.getpid()}").touch()
 try:
-    print(cache.get("a", Said, ask, max_age_s=60, timeout_s=20).n)
+    print(cache.get("a", Said, ask, max_age_s=60, timeout_s=60).n)
 except PitError as error:
     print(error.what)
 """
@@ -57,8 +61,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ask_from_another(home: Path, seconds: float, how: str = "works") -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", ASK, str(home / "asked"), str(seconds), how]
+def ask_from_another(home: Path, seconds: float, how: str = "works", askers: int = 1) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", ASK, str(home / "asked"), str(seconds), how, str(askers)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -72,8 +76,8 @@ def wait_for(path: Path) -> None:
 @pytest.mark.parametrize(("how", "said"), [("works", "7"), ("fails", "dark")])
 def test_of_many_processes_one_asks(home: Path, how: str, said: str) -> None:
     """Six at once: the site hears one question, also when it gives no answer, and all get what came of it."""
-    asking = [ask_from_another(home, 1, how) for _ in range(6)]
-    assert [process.communicate(timeout=30)[0].strip() for process in asking] == [said] * 6
+    asking = [ask_from_another(home, 1, how, askers=6) for _ in range(6)]
+    assert [process.communicate(timeout=60)[0].strip() for process in asking] == [said] * 6
     assert (home / "asked").read_text() == "x"
 
 
@@ -95,10 +99,8 @@ def test_a_deadline_also_ends_waiting_for_another(home: Path) -> None:
     """Who cannot have the lock in time says so, and does not ask a second time."""
     other = ask_from_another(home, 60)
     wait_for(home / "asked")
-    begun = time.monotonic()
-    with pytest.raises(Unreachable, match="another process"):
+    with pytest.raises(Unreachable, match="another process"):  # whoever waits to its end has its answer
         cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=0.3)
-    assert time.monotonic() - begun < 10
     other.kill()
     other.communicate()
 
@@ -200,19 +202,18 @@ def test_where_nothing_can_be_kept_each_asks_for_itself(monkeypatch: pytest.Monk
 def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
     """The answers are in the order of the questions; who is silent at the deadline holds nobody up."""
 
-    def raises(left_s: float) -> str:
+    def raises(left_s: float) -> float:
         raise ClusterError("no")
 
-    begun = time.monotonic()
     said = gather(
-        {"a": lambda _: time.sleep(60) or "never", "b": lambda left_s: f"{left_s:.0f}", "c": raises,
-         "d": lambda _: time.sleep(0.1) or "d"}, 0.4,
+        {"a": lambda _: time.sleep(60) or 9.0, "b": lambda left_s: left_s, "c": raises,
+         "d": lambda _: time.sleep(0.1) or 7.0}, 2.0,
     )  # fmt: skip
-    assert time.monotonic() - begun < 10
     assert list(said) == ["a", "b", "c", "d"]
     assert isinstance(said["a"], Unreachable)
     assert isinstance(said["c"], ClusterError)
-    assert (said["b"], said["d"]) == ("0", "d")
+    assert said["d"] == 7.0
+    assert 0 <= said["b"] <= 2.0
 
 
 @pytest.mark.parametrize("error", [ValueError("int too long"), OSError(5, "input/output error"), RecursionError()])
@@ -222,9 +223,10 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
     def raises(left_s: float) -> str:
         raise error
 
-    begun = time.monotonic()
-    said = gather({"a": raises, "b": lambda _: "b"}, 30)
-    assert time.monotonic() - begun < 10
+    said: dict[str, object] = {}
+    asking = threading.Thread(target=lambda: said.update(gather({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True)
+    asking.start()
+    asking.join(60)
     assert isinstance(said["a"], ClusterError)
     assert said["a"].where == "a"
     assert said["b"] == "b"

@@ -37,11 +37,13 @@ def test_the_log_joins_what_was_foretold_to_what_came(home: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_start_is_never_before_its_beginning() -> None:
+def test_a_start_is_never_before_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's starts are whole seconds, and clocks are set back: what started at once has started all the same."""
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s)
     for number, late_s in enumerate((-0.9, 0.0, -7200.0)):
         history.foretold("x", str(number), "x/gpu", 60.0, {})
-        history.over("x", str(number), "x/gpu", started_s=time.time() + late_s)
+        history.over("x", str(number), "x/gpu", started_s=now_s + late_s)
     lines = history.waits("x")
     assert [(line.job, getattr(line, "started", None)) for line in lines] == [
         (job, started) for job in "012" for started in (None, True)
