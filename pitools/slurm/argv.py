@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pitools.core.errors import ClusterError, UsageError
 from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT, ASSOCIATION_FORMAT, QOS_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
-from pitools.slurm.parse_nodes import NODE_FORMAT
 
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[\d,:%-]+\]|\+\d+)?")
 _HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
@@ -34,12 +33,6 @@ QOS = ["sacctmgr", "-n", "-P", "show", "qos", f"format={','.join(QOS_FORMAT)}"]
 def nodes(names: str = "") -> list[str]:
     """Every node, or those of a folded host list. `-d` adds the GPUs in use."""
     return ["scontrol", "-d", "-o", "show", "node", *([_checked(names, _HOSTS, "host list")] if names else [])]
-
-
-def node_lines(sep: str = "|", partition: str = "") -> list[str]:
-    """Every node through sinfo, which may be all that a restricted account can run."""
-    only = [f"--partition={_checked(partition, _NAME, 'partition')}"] if partition else []
-    return ["sinfo", "-h", "-N", "--noconvert", *only, "-o", sep.join(NODE_FORMAT.values())]
 
 
 def jobs(
