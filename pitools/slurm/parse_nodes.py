@@ -1,33 +1,14 @@
-"""Nodes, partitions, reservations: `scontrol -o show node|partition|reservation` and `sinfo -N -o` → records."""
+"""Nodes, partitions, reservations: `scontrol -o show node|partition|reservation` → records."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import tzinfo
 
-import msgspec
-
 from pitools.slurm import states
-from pitools.slurm.answer import count, gpus, moment, pairs, plain, rows, span_s, tres, unreadable, words
+from pitools.slurm.answer import count, gpus, moment, pairs, plain, span_s, tres, unreadable, words
 from pitools.slurm.records import Node, Partition, Reservation
-
-# Field of Node → sinfo's letter. The address comes last: what ends a row must hold no newline.
-NODE_FORMAT = {
-    "node": "%N",
-    "state": "%T",
-    "partition": "%P",
-    "gres": "%G",
-    "cpus": "%c",
-    "memory_mib": "%m",
-    "free_memory_mib": "%e",
-    "features": "%f",
-    "weight": "%w",
-    "reason": "%E",
-    "hostname": "%n",
-    "cpu_states": "%C",
-    "address": "%o",
-}
 
 # In `scontrol show node`, people's words begin with the first of these; the keys before it are Slurm's alone.
 _TEXT_BEGINS = re.compile(r"\s(?:Reason|Comment|Extra)=")
@@ -91,53 +72,6 @@ def _reason(said: str, zone: tzinfo | None) -> tuple[str, str, str]:
     if not match:
         return plain(pairs(said, _TEXT_KEYS).get("Reason", "")), "", ""
     return "\n".join([match[1], *(line.strip() for line in further)]), match[2], moment(match[3], zone)
-
-
-def sinfo_nodes(text: str, sep: str = "|", fields: Sequence[str] = tuple(NODE_FORMAT)) -> list[Node]:
-    """Nodes of `sinfo -h -N -o`, one a node, though sinfo prints one line a node and partition.
-
-    fields: what each column is, as NODE_FORMAT names it. Raises ClusterError.
-    """
-    nodes: dict[str, Node] = {}
-    partitions: dict[str, list[str]] = {}
-    for row in rows(text, sep, len(fields), "sinfo"):
-        values = dict(zip(fields, row, strict=True))
-        node = _sinfo_node(values, sep.join(row))
-        nodes.setdefault(node.node, node)
-        partitions.setdefault(node.node, []).append(values.get("partition", "").removesuffix("*"))
-    return [_with_partitions(node, partitions[name]) for name, node in nodes.items()]
-
-
-def _with_partitions(node: Node, partitions: list[str]) -> Node:
-    return msgspec.structs.replace(node, partitions=tuple(dict.fromkeys(filter(None, partitions))))
-
-
-def _sinfo_node(values: dict[str, str], line: str) -> Node:
-    try:
-        cpus = count(values.get("cpus", "")) or 0
-        allocated = int(values.get("cpu_states", "0").split("/")[0])
-        state, flags = states.node_state(values["state"], cpus, allocated)
-        gpu_type, n_gpus = gpus(values.get("gres", ""))
-        return Node(
-            node=values["node"],
-            state=state,
-            flags=flags,
-            gres=plain(values.get("gres", "")),
-            gpu_type=gpu_type,
-            gpus=n_gpus,
-            gpus_allocated=None if n_gpus else 0,
-            cpus=cpus,
-            cpus_allocated=allocated,
-            memory_mib=count(values.get("memory_mib", "")) or 0,
-            free_memory_mib=count(values.get("free_memory_mib", "")),
-            features=words(values.get("features", "")),
-            weight=count(values.get("weight", "")) or 1,
-            reason=plain(values.get("reason", "")),
-            address=values.get("address", ""),
-            hostname=values.get("hostname", ""),
-        )
-    except (KeyError, ValueError) as error:
-        raise unreadable("sinfo", f"missing or wrong: {error}", line) from error
 
 
 def partitions(text: str) -> list[Partition]:

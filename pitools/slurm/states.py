@@ -88,25 +88,6 @@ _MARKS = {
     "-": "planned",
     "+": "completing",
 }
-# sinfo's one word for a flag, where the base state is left to the CPU counts.
-_WORDS = {
-    "blocked": "blocked",
-    "completing": "completing",
-    "drained": "drain",
-    "draining": "drain",
-    "fail": "fail",
-    "failing": "fail",
-    "inval": "invalid_reg",
-    "maint": "maintenance",
-    "planned": "planned",
-    "power_down": "power_down",
-    "powered_down": "powered_down",
-    "powering_down": "powering_down",
-    "powering_up": "powering_up",
-    "reboot": "reboot_requested",
-    "reboot_issued": "reboot_issued",
-    "reserved": "reserved",
-}
 _BLOCKING = frozenset(
     {
         "drain", "fail", "invalid_reg", "maintenance", "not_responding", "power_down", "powering_down",
@@ -151,20 +132,13 @@ def joint(states: Iterable[str]) -> str:
     return (unfinished or bad or seen or [UNKNOWN])[0]
 
 
-def node_state(text: str, cpus: int = 0, cpus_allocated: int = 0) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags of `IDLE+DRAIN`, `DOWN*+DRAIN` (scontrol) or `drained*`, `mixed-` (sinfo), in lower case.
-
-    The CPU counts tell the base state where sinfo's one word hides it; a node that sinfo calls `drained` may be
-    down as well, which only scontrol shows. Words that we do not know are kept.
-    """
+def node_state(text: str) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags of `IDLE+DRAIN` or `DOWN*+DRAIN`, in lower case. Words that we do not know are kept."""
     base, *flags = [part for part in text.lower().rstrip("+").split("+") if part] or ["unknown"]
     if text.endswith("+"):
         flags.append(_MARKS["+"])
     word = base.rstrip("*~#!%$@^-")
     flags = [*(_MARKS[mark] for mark in base[len(word) :]), *flags]
-    if word in _WORDS:
-        flags.insert(0, _WORDS[word])
-        word = "idle" if not cpus_allocated else "mixed" if cpus_allocated < cpus else "allocated"
     return word or "unknown", tuple(dict.fromkeys(flags))
 
 

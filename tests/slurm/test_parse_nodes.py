@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError
 from pitools.slurm import parse_nodes
-from pitools.slurm.answer import plain
-from pitools.slurm.parse_nodes import NODE_FORMAT
 from pitools.slurm.records import Node, Partition, Reservation
 
 Recorded = Callable[[str], str]
-SINFO_FIELDS = (
-    "node", "state", "compact", "partition", "gres", "cpus", "memory_mib", "free_memory_mib", "features", "weight",
-    "reason", "load", "cpu_states",
-)  # fmt: skip
 WHEN = {"22.05": "01:22:46", "23.11": "01:23:59", "25.05": "01:26:20"}
 LINE = (
     "NodeName=n1 CPUAlloc=0 CPUTot=4 ActiveFeatures=(null) Gres=gpu:h100:8 NodeAddr=10.0.0.1 NodeHostName=n1"
@@ -55,18 +49,6 @@ def test_recorded_nodes(recorded: Recorded, version: str) -> None:
     )
     assert (nodes["h01"].state, nodes["h01"].gpus_allocated) == ("allocated", 8)
     assert (nodes["a02"].state, nodes["a02"].gpu_type, nodes["a02"].gpus_allocated) == ("mixed", "a100", 2)
-
-
-def test_sinfo_and_scontrol_agree(recorded: Recorded) -> None:
-    """sinfo's lines, one a node and partition, give the same nodes, but for what sinfo does not print."""
-    ours = parse_nodes.sinfo_nodes(recorded("sinfo_fixed.txt"), fields=SINFO_FIELDS)
-    theirs = parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)
-    assert len(ours) == 12
-    for short, full in zip(ours, theirs, strict=True):
-        for name in ("node", "state", "flags", "gres", "gpus", "cpus", "cpus_allocated", "memory_mib",
-                     "features", "weight", "reason"):  # fmt: skip
-            assert getattr(short, name) == getattr(full, name), name
-        assert set(short.partitions) == set(full.partitions)
 
 
 def test_recorded_partitions(recorded: Recorded) -> None:
@@ -125,18 +107,6 @@ def test_any_reason_comes_back(reason: str) -> None:
     assert node.node == "n1"
 
 
-@given(st.text())
-def test_any_reason_comes_back_through_sinfo(reason: str) -> None:
-    """Any reason, of several lines or with bars, comes through our sinfo format unchanged."""
-    row = {"node": "n1", "state": "idle", "partition": "p*", "reason": reason, "cpu_states": "0/4/0/4"}
-    text = "|7f3a|".join(row.get(field, "") for field in NODE_FORMAT) + "\n"
-    if text.count("|7f3a|") != len(NODE_FORMAT) - 1:
-        return
-    (node,) = parse_nodes.sinfo_nodes(text, "|7f3a|")
-    assert node.reason == plain(reason)
-    assert node.partitions == ("p",)
-
-
 def test_gpus_in_use_come_from_the_detailed_answer() -> None:
     """GresUsed of `-d` tells the GPUs in use where the TRES do not."""
     (node,) = parse_nodes.scontrol_nodes(LINE + " GresUsed=gpu:h100:3(IDX:0-2)\n")
@@ -181,7 +151,6 @@ def test_a_partition_without_a_needed_key_is_refused(recorded: Recorded) -> None
 def test_no_nodes(text: str) -> None:
     """An empty cluster has no nodes."""
     assert parse_nodes.scontrol_nodes(text) == []
-    assert parse_nodes.sinfo_nodes("") == []
 
 
 KEPT = (
