@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.core.errors import DataError
@@ -101,16 +101,6 @@ def of_cause(cause: Cause, started: str = "") -> Iterator[str]:
         yield f"  … and {len(cause.evidence) - _LINES} more, in attempts/{cause.attempt}/cause.json"
     if cause.confidence != "certain":
         yield f"  surer with: {_SURER[cause.kind]}"
-
-
-def of_node(node: str, causes: Sequence[tuple[str, Cause]]) -> Iterator[str]:
-    """The lines for a node: in which runs' attempts it was at fault. causes: (run id, cause), oldest first."""
-    for run_id, cause in causes:
-        if node in cause.nodes:
-            yield f"{run_id} attempt {cause.attempt}: {headline(cause)}"
-            for one in cause.evidence:
-                if one.node == node and one.role in ("fault", "word"):
-                    yield "  " + _line(one, "")
 
 
 def _line(one: Evidence, started: str) -> str:
