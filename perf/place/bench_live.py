@@ -55,7 +55,6 @@ tickets = {tickets}
 train = "short.sbatch.j2"
 [partitions.train]
 nodes = 8
-cpus_per_node = 4
 """
 REQUEST = """\
 name = "short-{number:03d}"

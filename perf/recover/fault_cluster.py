@@ -51,7 +51,6 @@ python = "{work}/python"
 exclude_share = 0.5
 [partitions.train]
 nodes = {nodes}
-cpus_per_node = 4
 """
 
 

@@ -211,7 +211,7 @@ def _check_units(site: Site, where: str) -> None:
         if not 0 <= site.recover.exclude_share <= 1 or site.recover.grace_s < 0:
             raise ConfigError("a share is between 0 and 1, a time 0 or more", hint="exclude_share = 0.1")
         for name, partition in site.partitions.items():
-            for counted in ("nodes", "gpus_per_node", "gpu_memory_gib", "cpus_per_node", "memory_gib"):
+            for counted in ("nodes", "gpus_per_node", "gpu_memory_gib"):
                 key = f"partitions.{name}.{counted}"
                 if getattr(partition, counted) < 0:
                     raise ConfigError("less than none", hint="0 is not known")

@@ -35,7 +35,6 @@ class Slurm(Section, frozen=True, kw_only=True):
     conf: str = ""
     bin: str = ""
     cluster: str = ""
-    version: str = ""
 
 
 class Dialect(Section, frozen=True, kw_only=True):
@@ -70,11 +69,8 @@ class Partition(Section, frozen=True, kw_only=True):
     gpu: str = ""
     gpus_per_node: int = 0
     gpu_memory_gib: int = 0
-    cpus_per_node: int = 0
-    memory_gib: int = 0
     max_time: str = ""
     price_per_node_hour: float = 0.0
-    accelerator: Literal["none", "gpu", "tpu"] = "none"
     speed: float = 1.0
     throughput: dict[str, float] = {}
 
@@ -128,14 +124,12 @@ class Staging(Section, frozen=True, kw_only=True):
 
 
 class Topology(Section, frozen=True, kw_only=True):
-    """The fabric, as Slurm's plugin has it. block_nodes: nodes of one block (an NVLink domain).
+    """What describes the fabric better than Slurm does.
 
-    file: what describes the fabric better than Slurm does: topology.conf, topology.yaml, a CSV of host and switches, or
-    a measured matrix; relative to the site file. dims, nodes: a torus and its nodes, the last dimension the fastest.
+    file: a topology.conf, topology.yaml, a CSV of host and switches, or a measured matrix; relative to the site file.
+    dims, nodes: a torus and its nodes, the last dimension the fastest.
     """
 
-    plugin: Literal["none", "tree", "block", "torus"] = "none"
-    block_nodes: int = 0
     file: str = ""
     dims: tuple[int, ...] = ()
     nodes: str = ""

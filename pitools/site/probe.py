@@ -47,7 +47,6 @@ def site_file(name: str, *, host: str, conf: str) -> str:
         *_paths(config, slurm.home() if host else ""),
         *_tiers(qos, missing),
         *_defaults(charged.get(config.cluster, ""), mine, qos, partitions),
-        *_fabric(config),
         *_recover(config, partitions, qos),
         *_partitions(partitions, slurm.nodes()),
     ]
@@ -80,8 +79,7 @@ def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
 
 def _reach(reach: Reach, conf: str, config: Config) -> list[str]:
     lines = ["", "[reach]", 'kind = "ssh"', f"host = {_q(reach.host)}"] if reach.host else []
-    lines += ["", "[slurm]", f"version = {_q('.'.join(f'{part:02d}' for part in config.version[:2]))}"]
-    lines += [f"cluster = {_q(config.cluster)}"] if config.cluster else []
+    lines += ["", "[slurm]", f"cluster = {_q(config.cluster)}"]
     lines += [f"bin = {_q(reach.bin)}"] if reach.bin else []
     return [*lines, f"conf = {_q(conf)}"] if conf else lines
 
@@ -119,12 +117,6 @@ def _defaults(
     return lines
 
 
-def _fabric(config: Config) -> list[str]:
-    plugin = config.values.get("TopologyPlugin", "").removeprefix("topology/")
-    known = {"tree": "tree", "block": "block", "3d_torus": "torus"}.get(plugin, "none")
-    return ["", "[topology]", f"plugin = {_q(known)}"]
-
-
 def _recover(config: Config, partitions: Sequence[Partition], qos: Iterable[Qos]) -> list[str]:
     """How jobs end here, and how the next one comes."""
     said = config.values
@@ -160,8 +152,7 @@ def _partitions(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[
         if members:
             least = min(members, key=lambda node: (node.gpus, node.cpus))
             if least.gpus:
-                lines += [f"gpu = {_q(least.gpu_type)}", f"gpus_per_node = {least.gpus}", 'accelerator = "gpu"']
-            lines += [f"cpus_per_node = {least.cpus}", f"memory_gib = {least.memory_mib // 1024}"]
+                lines += [f"gpu = {_q(least.gpu_type)}", f"gpus_per_node = {least.gpus}"]
         if partition.max_time_s:
             lines.append(f"max_time = {_q(units.slurm_time(partition.max_time_s))}")
     return lines

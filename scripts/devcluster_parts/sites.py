@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from devcluster_parts.accounting import ACCOUNTS
 from devcluster_parts.cloud import expanded
-from devcluster_parts.config import CLOUD_CPUS, CPUS_PER_NODE
 from devcluster_parts.layout import Cluster, Layout
 
 
@@ -12,10 +11,10 @@ def text(layout: Layout, cluster: Cluster) -> str:
     """The site file by which pitools knows a cluster."""
     if cluster.nodes:
         order = "do not follow" if cluster.name == layout.settings.clusters[0] else "follow"
-        count, cpus = len(cluster.nodes), CPUS_PER_NODE
+        count = len(cluster.nodes)
         description = f"{count} nodes under {len(cluster.leaves)} leaves that {order} the names"
     else:
-        count, cpus = len(list(expanded(layout.settings.cloud or "", "cloud"))), CLOUD_CPUS
+        count = len(list(expanded(layout.settings.cloud or "", "cloud")))
         description = f"{count} nodes without slurmds"
     return f"""\
 # Written by scripts/devcluster; `devcluster up` writes it again.
@@ -46,16 +45,11 @@ nvme = "{cluster.folder}/nvme/{{node}}"
 [stage]
 fanout = {"false" if cluster.name == layout.settings.clusters[0] else "true"}
 
-[topology]
-plugin = "tree"
-
 [partitions.train]
 nodes = {count}
-cpus_per_node = {cpus}
 max_time = "7-00:00:00"
 
 [partitions.dev]
 nodes = {count}
-cpus_per_node = {cpus}
 max_time = "4:00:00"
 """

@@ -109,7 +109,7 @@ def test_commands_of_another_version_are_found(clusters: Path, dev_sites: Path, 
 
 @pytest.mark.slurm
 def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Path) -> None:
-    """What probe prints loads, agrees with the cluster, and knows its partitions, tiers, accounts and fabric."""
+    """What probe prints loads, agrees with the cluster, and knows its partitions, tiers and accounts."""
     conf = clusters / "beta" / "slurm.conf"
     text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
     (tmp_path / "mine.toml").write_text(text)
@@ -125,7 +125,7 @@ def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Pa
     assert site["partitions"]["train"]["nodes"] == 8
     assert list(site["tiers"]) == ["low", "normal", "high"]
     assert "lab" in site["accounts"]
-    assert (site["topology"]["plugin"], site["defaults"]["partition"]) == ("tree", "train")
+    assert site["defaults"]["partition"] == "train"
     # KillWait of beta's slurm.conf, where no partition or QOS gives more.
     assert site["recover"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
     assert "after 10 s (cred_expire)" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,13 @@ def test_the_reference_names_every_key(repo: Path) -> None:
     text = (repo / "site_configs" / "README.md").read_text()
     keys = {setting.key.split(".")[-1] for setting in load.origins("local")}
     assert not [key for key in keys if f"`{key}`" not in text]
+
+
+def test_something_depends_on_every_key(repo: Path) -> None:
+    """Each key of a site file is read somewhere besides the model."""
+    sources = [path for path in (repo / "pitools").rglob("*.py") if path.parts[-2:] != ("site", "model.py")]
+    attributes = {name for path in sources for name in re.findall(r"\.(\w+)", path.read_text())}
+    assert {setting.key.split(".")[-1] for setting in load.origins("local")} - attributes == set()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def world(
     head, _, rest = text.partition("[paths]\n")
     keys = "".join(f'{key} = "{getattr(site.paths, key)}"\n' for key in ("runs", "data", "nvme", "python"))
     reach = '[reach]\nkind = "ssh"\nhost = "far"\ntimeout_s = 20\n'
-    (sites / "far.toml").write_text(f"{head}[paths]\n{keys}{reach}{rest[rest.index('[topology]') :]}")
+    (sites / "far.toml").write_text(f"{head}[paths]\n{keys}{reach}{rest[rest.index('[partitions') :]}")
     (sites / "beta.toml").write_text(f'[paths]\nruns = "{tmp_path}/runs"\n')
     monkeypatch.setenv("PATH", f"{bin_folder}:{far_side.near}:{path}")
     monkeypatch.setenv("PIT_SITE_PATH", str(sites))
