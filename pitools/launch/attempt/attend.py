@@ -123,7 +123,7 @@ class _Step:
         self._said.add(
             f"pit: error: no step for {hang.silent_s:.0f} s after step {hang.step}; stacks/ has the stacks\n"
         )
-        stacks.everywhere(self._attempt, self._node_list, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
+        stacks.everywhere(self._attempt, self._node_list)
         self._failed_at = time.monotonic() - GRACE_S
 
     def _told(self, number: int) -> None:

@@ -70,7 +70,7 @@ def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float)
         up = patient.until_slurm_answers(left)
         if up and (time.monotonic() - asked > _AWAY_S or attend.gave_up(attempt)):
             patience_s = patient.STEPS_S if left is None else min(patient.STEPS_S, max(0.0, left))
-            patient.until_steps_begin(attempt, job.job_id, job.nodes, patience_s)
+            patient.until_steps_begin(attempt, job.job_id, job.node_list, patience_s)
         # Where there is a grace time the ranks are told at its beginning, and this script at its end.
         early = told = follow.making_room(job, start.started) if code in codes.STOPPED and start else None
         ending = early is not None

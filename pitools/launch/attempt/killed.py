@@ -17,9 +17,10 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pitools.core import clock, hosts, proc
+from pitools.core import clock, hosts
 from pitools.core.errors import PitError
 from pitools.core.record import Record
+from pitools.launch.attempt.node_step import run_on_nodes
 from pitools.run import folder
 from pitools.run.attempt import Start
 
@@ -49,12 +50,8 @@ def look(attempt: Path, said: bytes) -> None:
         if nodes == [os.environ.get("SLURMD_NODENAME")]:
             here(attempt, nodes[0])
             return
-        argv = [
-            "srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={','.join(nodes)}", "--mem=0", "--output=none", "--error=none", "--input=none",
-            os.environ.get("PIT_PYTHON", sys.executable), "-m", "pitools.launch.attempt.killed", str(attempt),
-        ]  # fmt: skip
-        proc.run(argv, timeout_s=_ASK_S, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+        python = os.environ.get("PIT_PYTHON", sys.executable)
+        run_on_nodes([python, "-m", "pitools.launch.attempt.killed", str(attempt)], ",".join(nodes), _ASK_S)
     except (PitError, OSError) as error:
         print(f"pit: whether memory ran out is not known: {error}", file=sys.stderr)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pitools.core import proc
 from pitools.core.errors import PitError
+from pitools.launch.attempt.node_step import run_on_nodes
 from pitools.launch.recover import reading
 from pitools.slurm.client import Client, Reach
 
@@ -84,7 +85,7 @@ def until_slurm_answers(left_s: float | None, patience_s: float = ANSWER_S) -> b
         pause_s = min(2 * pause_s, _LONGEST_S)
 
 
-def until_steps_begin(attempt: Path, job_id: str, nodes: int, patience_s: float = STEPS_S) -> bool:
+def until_steps_begin(attempt: Path, job_id: str, node_list: str, patience_s: float = STEPS_S) -> bool:
     """End what an attempt has left of its steps, and wait until one can be made on all nodes; False where none can.
 
     For after a time without slurmctld, or an srun that had to be killed. Whoever failed to tell slurmctld of its end
@@ -93,14 +94,12 @@ def until_steps_begin(attempt: Path, job_id: str, nodes: int, patience_s: float 
     """
     said = reading.tail(attempt / "logs" / "srun.err", 65536)
     steps = {step for step in _STEP.findall(said.text) if step.startswith(f"{job_id}.")} if said else set()
-    srun = ["srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mem=0"]
-    srun += ["--output=none", "--error=none", "--input=none", "true"]
     until = time.monotonic() + patience_s
     while True:
         try:
             if steps:
                 proc.run(["scancel", *sorted(steps)], timeout_s=_ASK_S)  # those that have ended are no error here
-            done = proc.run(srun, timeout_s=2 * _ASK_S, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+            done = run_on_nodes(["true"], node_list, 2 * _ASK_S)
             why = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
             if done.code == 0:
                 return True

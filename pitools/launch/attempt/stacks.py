@@ -22,6 +22,7 @@ from pathlib import Path
 from pitools.core import clock, proc
 from pitools.core.errors import PitError
 from pitools.core.files import own
+from pitools.launch.attempt.node_step import run_on_nodes
 from pitools.run import folder
 
 SIGNAL = signal.SIGQUIT
@@ -46,15 +47,11 @@ def arm(attempt: Path, rank: int) -> None:
 _OPEN: list[object] = []  # nobody else holds the file
 
 
-def everywhere(attempt: Path, node_list: str, nodes: int) -> None:
+def everywhere(attempt: Path, node_list: str) -> None:
     """Collect the stacks of all ranks of this job, on all its nodes, or give up after 20 s."""
-    argv = [
-        "srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--nodelist={node_list}",
-        "--distribution=block", "--mem=0", "--output=none", "--error=none", "--input=none",
-        os.environ.get("PIT_PYTHON", sys.executable), "-m", "pitools.launch.attempt.stacks", str(attempt),
-    ]  # fmt: skip
+    python = os.environ.get("PIT_PYTHON", sys.executable)
     try:
-        proc.run(argv, timeout_s=_ALL_NODES_S, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+        run_on_nodes([python, "-m", "pitools.launch.attempt.stacks", str(attempt)], node_list, _ALL_NODES_S)
     except PitError as error:
         print(f"pit: not all stacks: {error}", file=sys.stderr)
 

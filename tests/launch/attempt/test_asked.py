@@ -140,7 +140,7 @@ def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeyp
                        ("srun", f"echo x >> {tmp_path}/tried; [ $(wc -l < {tmp_path}/tried) -gt 1 ]")):  # fmt: skip
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    assert patient.until_steps_begin(tmp_path, "7", 2)
+    assert patient.until_steps_begin(tmp_path, "7", "n[1-2]")
     assert (tmp_path / "ended").read_text() == "7.0 7.1\n" * 2
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
-    assert not patient.until_steps_begin(tmp_path, "7", 2, patience_s=0)
+    assert not patient.until_steps_begin(tmp_path, "7", "n[1-2]", patience_s=0)
