@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,16 +66,13 @@ def here(attempt: Path, node: str) -> list[int]:
 
 def _is_ours(rank: folder.Rank, attempt: Path) -> bool:
     """Whether the process of this number is that rank, and not another's that was given the number after it."""
-    known = _environ(rank.pid)
-    return (known.get("PIT_ATTEMPT_DIR"), known.get("SLURM_PROCID")) == (str(attempt), str(rank.rank))
+    import psutil  # not wanted by a rank, which takes `arm` from here
 
-
-def _environ(pid: int) -> Mapping[str, str]:
     try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(pair.partition("=")[::2] for pair in text.split("\0") if "=" in pair)
+        environ = psutil.Process(rank.pid).environ()
+    except (psutil.Error, OSError):
+        return False
+    return (environ.get("PIT_ATTEMPT_DIR"), environ.get("SLURM_PROCID")) == (str(attempt), str(rank.rank))
 
 
 def _of_rank(attempt: Path, rank: int, pid: int) -> None:
