@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,14 +26,7 @@ from pitools.launch import plan as planning
 from pitools.run import folder
 from pitools.run.attempt import Start
 from pitools.site.model import Site
-from pitools.site.template import container_prefix
-
-
-def payload(site: Site, folder: str) -> str:
-    """What each rank runs, as shell text: our entry to submitit's, behind the site's container where there is one."""
-    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-    words = [*container_prefix(site), python, "-u -m pitools.launch.worker submitit", shlex.quote(folder)]
-    return " ".join(words)
+from pitools.site.template import rank_command
 
 
 class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -112,9 +104,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         count = self.parameters.get("map_count", 0)
         array = f"0-{count - 1}" if count else ""
-        return planning.script(
-            self.plan, self.site, run_dir=str(self.run_dir), payload=payload(self.site, str(self.folder)), array=array
-        )
+        payload = rank_command(self.site, "submitit", str(self.folder))
+        return planning.script(self.plan, self.site, run_dir=str(self.run_dir), payload=payload, array=array)
 
     def _num_tasks(self) -> int:
         return self.plan.job.nodes * self.plan.job.tasks_per_node

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from pitools.launch.seen import Seen
 from pitools.run import folder
 from pitools.site.connect import client
 from pitools.site.model import Site
-from pitools.site.template import container_prefix, fill
+from pitools.site.template import fill, rank_command
 from pitools.slurm.records import Job
 from pitools.slurm.refusals import Unanswered
 
@@ -75,9 +74,7 @@ def _make(run_dir: Path, plan: Plan, site: Site) -> None:
         write_atomic(building / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1), durable=False)
         (building / "checkpoints").mkdir(0o755)
         (building / "attempts").mkdir(0o755)
-        python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-        words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan"]
-        payload = " ".join([*words, shlex.quote(f"{run_dir}/plan.json")])
+        payload = rank_command(site, "plan", f"{run_dir}/plan.json")
         # A ticket goes on in its own job alone: which other job does its work is for the queue to say.
         env = {**plan.request.env, "PIT_RECOVER": "allocation"}
         shown = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))

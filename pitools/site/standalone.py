@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from pitools.core.record import Record
 from pitools.site import dialect
 from pitools.site.connect import client
 from pitools.site.model import Site
-from pitools.site.template import Dataset, container_prefix, find, render
+from pitools.site.template import Dataset, find, rank_command, render
 
 # Scripts that start no ranks: no command, and no GPUs unless they are asked for.
 _NO_RANKS = {"stage"}
@@ -62,10 +61,7 @@ def text(
         account=dialect.account(site, site.defaults.account, where),
         qos=dialect.qos(site, site.defaults.tier, where),
     )
-    # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
-    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-    words = [*container_prefix(site), python, f"-u -m pitools.launch.worker {framework} --", shlex.join(command)]
-    payload = " ".join(words)
+    payload = rank_command(site, framework, "--", *command)
     datasets = [Dataset(name=key, source=source) for key, source in data.items()]
     return render(site, script, job, payload=payload, datasets=datasets)
 

@@ -168,12 +168,15 @@ def _container(site: Site) -> list[str]:
     return flags
 
 
-def container_prefix(site: Site) -> list[str]:
-    """Quoted words before a rank's command: `apptainer exec …` where that is the site's container, else nothing."""
+def rank_command(site: Site, *words: str) -> str:
+    """Return what each rank runs, as shell text: our entry with these words, in the site's container if it has one."""
+    # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
+    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
+    command = f"{python} -u -m pitools.launch.worker {shlex.join(words)}"
     if site.container.runtime != "apptainer":
-        return []
+        return command
     binds = [f"--bind={mount}" for mount in site.container.mounts]
-    return [shlex.quote(word) for word in ("apptainer", "exec", "--nv", *binds, site.container.image)]
+    return f"{shlex.join(['apptainer', 'exec', '--nv', *binds, site.container.image])} {command}"
 
 
 def fill(path: str, *, node: str = "", job: str = "") -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,7 +24,7 @@ from pitools.site import files
 from pitools.site.connect import client
 from pitools.site.model import Site
 from pitools.site.tar import Entry
-from pitools.site.template import container_prefix
+from pitools.site.template import rank_command
 from pitools.slurm.refusals import Unanswered, refusal, was_never_sent
 
 _SBATCH_S = 60
@@ -116,9 +115,7 @@ def entries(plan: Plan, site: Site, *, name: str) -> list[Entry]:
     """The run's folder as it is to be there: nothing in it that is executed knows of a path here."""
     at = there.run_dir(site, name)
     moved = moved_to(plan, site, at)
-    python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-    words = [*container_prefix(site), python, "-u -m pitools.launch.worker plan", shlex.quote(f"{at}/plan.json")]
-    script = planning.script(moved, site, run_dir=at, payload=" ".join(words))
+    script = planning.script(moved, site, run_dir=at, payload=rank_command(site, "plan", f"{at}/plan.json"))
     texts = {
         "request.toml": plan.request_text.encode(),
         "plan.json": msgspec.json.format(msgspec.json.encode(moved), indent=1),
