@@ -129,8 +129,7 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 @site_option
 @click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
-@click.option("--all", "whole", is_flag=True, help="Also the lines that submitit writes before and after it.")
-def logs(run: str, site_name: str, rank: int | None, follow: bool, whole: bool) -> None:
+def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
     """Print one rank's output of the last attempt; before the ranks start, the job's own, or why staging failed."""
     from pitools.launch import logs
     from pitools.run import folder
@@ -140,7 +139,7 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool, whole: bool) 
         failed = folder.first_failure(run_dir)
         rank = failed[1] if failed else 0
     is_empty = True
-    for text in logs.read(run_dir, site, rank, follow=follow, whole=whole):
+    for text in logs.read(run_dir, site, rank, follow=follow):
         click.echo(text, nl=False)
         is_empty = is_empty and not text
     if is_empty:

@@ -1,15 +1,13 @@
 """submitit's SlurmExecutor with our script, our Slurm client, and the exit code of the ranks.
 
 Stock submitit renders one fixed script, calls `sbatch` by name, and forgets a subclass when it submits an array
-(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). It also stores the callable under the job's id,
-and only then: a job whose id nobody lived to hear would find none. Each of the overrides below is one of these;
+(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). Each of the overrides below is one of these;
 `tests/launch/test_executor.py` holds them against the installed version.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,13 +63,13 @@ class PitJob(submitit.SlurmJob):  # type: ignore[misc]
 
 
 class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
-    """Submits callables as jobs of one plan; `submit`, `map_array` and `batch` are submitit's.
+    """Submits a plan's ranks (`submit_plan`), or callables as its jobs (submitit's `submit`, `map_array`, `batch`).
 
-    Its folder is a run, to be looked at with `pit launch show` and `logs`; what failed is not repeated.
+    Its folder is a run, to be looked at with `pit launch show` and `logs`; a callable that failed is not repeated.
 
     Args:
         plan, site: what every job asks for, and how it is spelled.
-        run_dir: the run's folder; pickles and results go to `<run_dir>/submitit`.
+        run_dir: the run's folder; pickles and results of callables go to `<run_dir>/submitit`.
         send: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
 
     Raises ConfigError for a folder that others made or could change.
@@ -86,8 +84,6 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
         else:
             folder.make(run_dir, site.paths.runs_access)
-        # Pickles are code: whoever could put one here would run as this user.
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # submitit counts time-outs against this, in minutes.
         self.parameters["time"] = max(1, plan.job.time_s // 60)
 
@@ -101,11 +97,18 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             f"{', '.join(kwargs)}: resources come from the plan", hint="change the request, and plan again"
         )
 
+    def submit_plan(self) -> str:
+        """Submit one job whose ranks run the plan itself, and return its id."""
+        return str(self._submit_command(rank_command(self.site, "plan", f"{self.run_dir}/plan.json")).job_id)
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return rank_command(self.site, "submitit", str(self.folder))
+
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         count = self.parameters.get("map_count", 0)
         array = f"0-{count - 1}" if count else ""
-        payload = rank_command(self.site, "submitit", str(self.folder))
-        return planning.script(self.plan, self.site, run_dir=str(self.run_dir), payload=payload, array=array)
+        return planning.script(self.plan, self.site, run_dir=str(self.run_dir), payload=command, array=array)
 
     def _num_tasks(self) -> int:
         return self.plan.job.nodes * self.plan.job.tasks_per_node
@@ -135,8 +138,10 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         folder.note(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
+        # Pickles are code: whoever could put one here would run as this user.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         if len(delayed_submissions) == 1:
-            return [self._submit_one(delayed_submissions[0])]
+            return list(super()._internal_process_submissions(delayed_submissions))
         pickles = []
         for delayed in delayed_submissions:
             path = self.folder / f"{uuid.uuid4().hex}.pkl"
@@ -145,7 +150,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             pickles.append(path)
         self.parameters["map_count"] = len(delayed_submissions)
         try:
-            array = self._submit_command("")
+            array = self._submit_command(self._submitit_command_str)
         finally:
             del self.parameters["map_count"]
         jobs = [
@@ -155,13 +160,3 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         for job, path in zip(jobs, pickles, strict=True):
             job.paths.move_temporary_file(path, "submitted_pickle")
         return jobs
-
-    def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
-        """Unlike submitit, keep the callable under a name that needs no job id: whoever finds the job can link it."""
-        path = self.folder / f"{uuid.uuid4().hex}_submitted.pkl"
-        delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
-        delayed.dump(path)
-        job = self._submit_command("")
-        with contextlib.suppress(FileExistsError):
-            os.link(path, job.paths.submitted_pickle)
-        return job

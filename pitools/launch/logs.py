@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pitools.core.errors import UsageError
 from pitools.launch import status
-from pitools.launch.framed import Unframed
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.slurm.states import is_finished
@@ -34,34 +33,30 @@ def _failed_staging(logs: Path) -> Path | None:
     return next((log for log in found if b"pit: error:" in log.read_bytes()), None)
 
 
-def read(run_dir: Path, site: Site, rank: int, *, follow: bool, whole: bool = False) -> Iterator[str]:
-    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError.
-
-    whole: with the lines that submitit writes before the program's first and after its last.
-    """
+def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
+    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
     plan = status.plan_of(run_dir)
     ranks = plan.job.nodes * plan.job.tasks_per_node
     if rank >= ranks:
         raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
     at, watch, ended = 0, status.Watch(run_dir, site), not follow
-    decoder, unframed = codecs.getincrementaldecoder("utf-8")("replace"), Unframed()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         log = path(run_dir, rank)
         if log != shown:
-            yield decoder.decode(b"", final=True) + unframed.end()
-            shown, at, unframed = log, 0, Unframed()
+            yield decoder.decode(b"", final=True)
+            shown, at = log, 0
             decoder.reset()
         if log:
             with log.open("rb") as file:
                 file.seek(at)
                 data = file.read()
             at += len(data)
-            text = decoder.decode(data)
-            if text := text if whole else unframed.feed(text):
+            if text := decoder.decode(data):
                 yield text
         if ended:
-            yield decoder.decode(b"", final=True) + unframed.end()
+            yield decoder.decode(b"", final=True)
             return
         time.sleep(0.5)
         ended = is_finished(watch.look().state) or watch.lost

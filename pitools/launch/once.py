@@ -195,7 +195,6 @@ class _Sending:
             job_id=found.job_id, site=self.site.name, submitted=clock.now(), cluster=cluster, number=self.number
         )  # fmt: skip
         try:
-            _share_pickle(self.run_dir, job.job_id)
             folder.write(self.path / "job.json", job, durable=True)
             _as_newest(self.run_dir, job)
         except PitError as error:
@@ -252,16 +251,3 @@ def _as_newest(run_dir: Path, job: JobRef) -> None:
         before = folder.read(run_dir / "job.json", JobRef)
     if before is None or before.number < job.number:
         folder.write(run_dir / "job.json", job)
-
-
-def _share_pickle(run_dir: Path, job_id: str) -> None:
-    """Let submitit, which goes by the job's id, find the run's callable: it was stored before there was an id."""
-    pickles = run_dir / "submitit"
-    stored = min(pickles.glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime, default=None)
-    try:
-        if stored:
-            os.link(stored, pickles / f"{job_id}_submitted.pkl")
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise os_error(error, pickles) from error

@@ -141,7 +141,6 @@ def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> folder
         folder.note(run_dir, "submitted", job_id=job.job_id)
         return job
     # submitit is 90 ms of imports, and a local run has no use for it.
-    from pitools.launch import worker
     from pitools.launch.executor import PitExecutor
 
     sent: list[folder.JobRef] = []
@@ -150,5 +149,5 @@ def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> folder
         sent.append(settling.send(run_dir, plan, site, number=0, patience_s=None, args=args))
         return sent[0].job_id
 
-    PitExecutor(plan, site, run_dir, send).submit(worker.run, str(run_dir / "plan.json"))
+    PitExecutor(plan, site, run_dir, send).submit_plan()
     return sent[0]

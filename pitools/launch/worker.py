@@ -1,8 +1,8 @@
 """What runs as every rank: find the others, set the environment, become the user's program.
 
     python -m pitools.launch.worker jax -- python train.py …      of a script that a person submits
-    python -m pitools.launch.worker submitit FOLDER               of a job that submitit submitted: its pickle
-    python -m pitools.launch.worker plan <run>/plan.json          of a local run
+    python -m pitools.launch.worker plan <run>/plan.json          of a run
+    python -m pitools.launch.worker submitit FOLDER               of a callable that submitit submitted: its pickle
 
 Its exit code is the program's, or one of ours: see pitools/launch/attempt.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -37,9 +36,6 @@ def run(plan_path: str) -> None:
     """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
     plan = decode_json(Path(plan_path).read_bytes(), Plan)
     request = plan.request
-    # submitit's handlers requeue the job at USR2 and shrug at TERM; what these mean here is the program's to say.
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
-        signal.signal(number, signal.SIG_DFL)
     _enter(request.framework)
     from pitools.launch.reproduce import guard  # what a person's own script starts has no copy of its code
 

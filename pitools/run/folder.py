@@ -1,7 +1,7 @@
 """A run is a folder. This is its layout, and the records it keeps.
 
 <runs>/<run-id>/
-    request.toml        the request as it was given
+    request.toml        the request as it was given; callables have none
     plan.json           pit.plan/1: the request resolved for one site
     script.sbatch       what was submitted
     job.json            pit.job-ref/1: which job, or process, this run became; of several the newest
@@ -13,7 +13,7 @@
     provenance.json     what it was made from, with code/, environment.txt, dirty.patch: `launch/reproduce` writes them
     checkpoints/        `pitools/checkpoint` draws it
     progress            steps that are safe, as text, of a program that keeps its checkpoints in a way of its own
-    submitit/           pickles and results of the ranks
+    submitit/           pickles and results of callables
     attempts/<n>/       one start of the ranks: `run/attempt.py` draws what it keeps of its beginning and its end
         hostfile        line i is the node of rank i
         nodes/<node>/<dataset>.json     pit.stage/1: what that node staged

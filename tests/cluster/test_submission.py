@@ -80,5 +80,6 @@ def test_launch_run_finds_its_job(
         ref = folder.read(run_dir / "job.json", JobRef)
         assert ref
         assert [job.raw_id for job in alpha.jobs(name=run_dir.name, all_states=True)] == [ref.job_id]
-        assert len(list((run_dir / "submitit").glob(f"{ref.job_id}_submitted.pkl"))) == 1
+        assert f"pitools.launch.worker plan {run_dir}/plan.json" in (run_dir / "script.sbatch").read_text()
+        assert not (run_dir / "submitit").exists(), "no callable, no pickle"
     alpha.cancel([ref.job_id])

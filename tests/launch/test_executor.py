@@ -55,6 +55,7 @@ def test_what_we_override_is_still_there() -> None:
     }
     for (owner, name), names in expected.items():
         assert list(inspect.signature(getattr(owner, name)).parameters) == names
+    assert isinstance(inspect.getattr_static(core.PicklingExecutor, "_submitit_command_str"), property)
 
 
 def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -62,6 +63,25 @@ def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) 
     made = executor(make_plan("alpha"), tmp_path / "r")
     with pytest.raises(UsageError, match="resources come from the plan"):
         made.update_parameters(nodes=8)
+
+
+def test_a_plan_is_submitted_without_a_pickle(make_plan: MakePlan, tmp_path: Path) -> None:
+    """Its ranks read the plan from the run's folder, and there is no folder of submitit's."""
+    run_dir, sent = tmp_path / "r", list[Path]()
+
+    def send(script: Path) -> str:
+        sent.append(script)
+        return "7"
+
+    made = PitExecutor(make_plan("alpha"), load.load("alpha"), run_dir, send)
+    assert made.submit_plan() == "7"
+    assert sent == [run_dir / "script.sbatch"]
+    assert f'"$PIT_PYTHON" -u -m pitools.launch.worker plan {run_dir}/plan.json\n' in sent[0].read_text()
+    assert not (run_dir / "submitit").exists()
+    made.submit(square, 2)
+    assert f"pitools.launch.worker submitit {run_dir}/submitit\n" in sent[1].read_text()
+    assert (run_dir / "submitit" / "7_submitted.pkl").is_file()
+    assert (run_dir / "submitit").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_of_another_user_is_refused(make_plan: MakePlan, tmp_path: Path) -> None:

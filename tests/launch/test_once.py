@@ -385,15 +385,6 @@ def test_a_site_that_does_not_name_its_cluster(controller: Make, run_dir: Path) 
     assert [argv[0] for argv in slurm.ran] == ["sbatch", "scontrol", "sbatch", "sbatch", "scontrol"]
 
 
-def test_the_callable_of_submitit_is_found_under_every_id(controller: Make, run_dir: Path) -> None:
-    """It was stored before there was an id; whichever job comes of it finds it under its own."""
-    controller()
-    (run_dir / "submitit").mkdir()
-    (run_dir / "submitit" / "0123_submitted.pkl").write_bytes(b"callable")
-    ids = [once.send(run_dir, SITE).job_id for _ in range(2)]
-    assert [(run_dir / "submitit" / f"{one}_submitted.pkl").read_bytes() for one in ids] == [b"callable"] * 2
-
-
 def test_submissions_follow_each_other_at_a_pace(tmp_path: Path) -> None:
     """Twelve at once get twelve moments, a tenth of a second apart, whatever an older clock left behind."""
     tmp_path.chmod(0o700)

@@ -57,7 +57,6 @@ def begin(job: Job, *, ends: str = "") -> Path:
         raise NoBeginning(leave.NO_LEAVE, why)
     if job.mode != "none":
         folder.note(job.run_dir, "attempt", attempt=made.name, job_id=job.job_id, nodes=job.node_list)
-    _share_pickle(job)
     return made
 
 
@@ -225,22 +224,3 @@ def left_s(start: records.Start | None) -> float | None:
     if start is None or not start.ends:
         return None
     return (datetime.fromisoformat(start.ends) - datetime.now(UTC)) / timedelta(seconds=1)
-
-
-def _share_pickle(job: Job) -> None:
-    """Let submitit find the run's callable under this job's id.
-
-    It was stored before there was an id, and whoever submitted the job may have been killed before the link was made.
-    Only in a run that was sent job by job: elsewhere the folder may hold the callables of several jobs.
-    """
-    pickles = job.run_dir / "submitit"
-    mine = pickles / f"{job.job_id}_submitted.pkl"
-    is_sent = job.number > 0 or (job.run_dir / "jobs").is_dir()
-    if not is_sent or not pickles.is_dir() or mine.exists():
-        return
-    try:
-        first = min(pickles.glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime, default=None)
-        if first:
-            os.link(first, mine)
-    except FileExistsError:
-        pass

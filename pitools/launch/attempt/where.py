@@ -56,7 +56,7 @@ def mode(run_dir: Path, environ: Mapping[str, str]) -> Mode:
     """How far recovery goes: not at all, in this allocation only, or to further jobs of the run.
 
     PIT_RECOVER says it. Else a run that was sent job by job has its `jobs/`; a ticket has a plan; and what was rendered
-    for a person has neither. Callables that were given to submitit are their caller's to repeat.
+    for a person has neither. Callables, which have a plan and no request, are their caller's to repeat.
     """
     said = environ.get("PIT_RECOVER", "")
     if environ.get("SLURM_ARRAY_TASK_ID") or not (run_dir / "plan.json").is_file():
@@ -65,7 +65,7 @@ def mode(run_dir: Path, environ: Mapping[str, str]) -> Mode:
         return said  # type: ignore[return-value]  # mypy does not narrow to literals by `in`
     if (run_dir / "jobs").is_dir():
         return "run"
-    return "none" if (run_dir / "submitit").is_dir() else "allocation"
+    return "allocation" if (run_dir / "request.toml").is_file() else "none"
 
 
 def _count(text: str) -> int:

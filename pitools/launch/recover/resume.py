@@ -248,6 +248,9 @@ def _go_on(
         decided = replace(decided, action="stop", reason=f"{cause.reason}; to go on: pit launch resume --force")
     if force and decided.action != "resubmit":
         decided = replace(decided, action="resubmit", reason=f"asked to go on; {decided.reason}")
+    if decided.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
+        # A callable's pickle is known by the id of the job that it was submitted with.
+        decided = replace(decided, action="stop", reason=f"{cause.reason}; its submitter alone can submit it again")
     decided = settling.act(run_dir, plan, site, cause, decided, in_job=False, after=ref,
                            patience_s=patience_s)  # fmt: skip
     return _said(run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind,

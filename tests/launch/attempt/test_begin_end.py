@@ -129,27 +129,6 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
     assert left[0] > 0 > left[1]
 
 
-def test_submitit_finds_its_callable_in_a_later_job(tmp_path: Path) -> None:
-    """It was stored under the first job's id."""
-    (tmp_path / "submitit").mkdir()
-    (tmp_path / "submitit" / "7_submitted.pkl").write_bytes(b"it")
-    begin.begin(job(tmp_path, job_id="9", number=2), ends=ENDS)
-    begin.begin(job(tmp_path, job_id="9", number=2), ends=ENDS)
-    assert (tmp_path / "submitit" / "9_submitted.pkl").read_bytes() == b"it"
-
-
-def test_submitit_finds_its_callable_though_the_submitter_was_killed(tmp_path: Path) -> None:
-    """Between sbatch's answer and the link: the run's first job makes the link itself. Nobody else's: a folder that was
-    not sent job by job may hold the callables of several."""
-    (tmp_path / "submitit").mkdir()
-    (tmp_path / "submitit" / "ab12_submitted.pkl").write_bytes(b"it")
-    begin.begin(job(tmp_path), ends=ENDS)
-    assert not (tmp_path / "submitit" / "7_submitted.pkl").exists()
-    (tmp_path / "jobs" / "0").mkdir(parents=True)
-    begin.begin(job(tmp_path), ends=ENDS)
-    assert (tmp_path / "submitit" / "7_submitted.pkl").read_bytes() == b"it"
-
-
 def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
     """srun returns the highest code of all; what counts is the first rank's."""
     made = begin.begin(job(tmp_path), ends=ENDS)
@@ -192,9 +171,11 @@ def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
 
 
 def test_how_far_recovery_goes(tmp_path: Path) -> None:
-    """Nothing without a plan or in an array; the allocation for a ticket; further jobs for a run that has them."""
+    """Nothing without a plan, for callables, or in an array; a ticket's allocation; a run's further jobs."""
     assert where.mode(tmp_path, {}) == "none"
     (tmp_path / "plan.json").write_text("{}")
+    assert where.mode(tmp_path, {}) == "none"
+    (tmp_path / "request.toml").write_text("")
     assert where.mode(tmp_path, {}) == "allocation"
     (tmp_path / "jobs").mkdir()
     assert where.mode(tmp_path, {}) == "run"

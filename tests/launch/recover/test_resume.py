@@ -54,6 +54,17 @@ def test_a_job_that_was_ended_is_followed_by_one(runs: Runs, cluster: Cluster, s
     assert folder.read(run_dir / "job.json", folder.JobRef).number == 1  # type: ignore[union-attr]
 
 
+def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None:
+    """What was not submitted job by job ends with its job, also where a person asks that it goes on."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    shutil.rmtree(run_dir / "jobs")
+    cluster.states["100"] = "NODE_FAIL"
+    assert resume(run_dir, SITE).action == "stop"
+    assert resume(run_dir, SITE, force=True).action == "stop"
+    assert (cluster.sent, settling.verdict(run_dir).kind) == ([], "node")  # type: ignore[union-attr]
+
+
 def test_the_job_before_does_not_begin_again(runs: Runs, cluster: Cluster) -> None:
     """Should Slurm have put it back as well, it finds that it has no leave any more; its successor may have one."""
     run_dir = runs.make()
