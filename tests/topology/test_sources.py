@@ -6,6 +6,7 @@ import ctypes
 import json
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,14 @@ def test_one_slow_node_has_a_leaf_of_its_own() -> None:
     assert shape(fabric) == {("m", "m1"): ("n0", "n1", "n2", "n3", "n4"), ("m", "m2"): ("n5",)}
     assert shape(matrix.from_matrix(["a", "b", "c"], np.ones((3, 3)), False)) == {("m",): ("a", "b", "c")}
     assert shape(matrix.from_matrix(["a"], np.zeros((1, 1)), False)) == {("m",): ("a",)}
+
+
+def test_without_scipy_no_matrix_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which extra has it."""
+    monkeypatch.setitem(sys.modules, "scipy.cluster.hierarchy", None)
+    with pytest.raises(ToolMissing) as caught:
+        matrix.from_matrix(["a", "b"], np.ones((2, 2)), False)
+    assert "pitools-hpc[data]" in caught.value.hint
 
 
 def test_matrices_in_files(tmp_path: Path) -> None:

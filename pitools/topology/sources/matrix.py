@@ -17,7 +17,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.core.errors import ConfigError, DataError
+from pitools.core.errors import ConfigError, DataError, ToolMissing
 from pitools.topology.model import Fabric, Leaf, natural, tree
 from pitools.topology.sources.conf import checked_name
 from pitools.topology.sources.table import numbered_rows
@@ -110,37 +110,25 @@ def from_matrix(nodes: Sequence[str], values: Matrix, is_bandwidth: bool, where:
     # In shares of the largest, lest their sums overflow: only what they are to each other matters.
     distance = known.min() / known if is_bandwidth else known / known.max()
     distance = np.maximum((distance + distance.T) / 2, _NEAREST)
-    merges = _linkage(distance)
-    cuts = _cuts(np.array([height for _, _, height in merges]))
-    labels = [_clusters(count, merges, cut) for cut in cuts]
-    return _tree(nodes, labels, _lengths(merges, cuts))
+    heights, cuts, labels = _clustered(distance)
+    return _tree(nodes, labels, _lengths(heights, cuts))
 
 
-def _linkage(distance: Matrix) -> list[tuple[int, int, float]]:
-    """Merges (a member of one cluster, a member of the other, height), ascending: nearest-neighbour chains, O(n²)."""
-    far = distance.copy()
-    np.fill_diagonal(far, np.inf)
-    size = np.ones(len(far))
-    merges: list[tuple[int, int, float]] = []
-    trail: list[int] = []
-    while len(merges) < len(far) - 1:
-        if not trail:
-            trail.append(int(np.flatnonzero(size)[0]))
-        here = trail[-1]
-        nearest = int(np.argmin(far[here]))
-        if len(trail) > 1 and far[here, trail[-2]] <= far[here, nearest]:
-            nearest = trail[-2]
-        if len(trail) < 2 or nearest != trail[-2]:
-            trail.append(nearest)
-            continue
-        merges.append((here, nearest, float(far[here, nearest])))
-        joined = (size[here] * far[here] + size[nearest] * far[nearest]) / (size[here] + size[nearest])
-        far[nearest], far[:, nearest] = joined, joined
-        far[here], far[:, here] = np.inf, np.inf
-        far[nearest, nearest] = np.inf
-        size[nearest], size[here] = size[nearest] + size[here], 0
-        del trail[-2:]
-    return sorted(merges, key=lambda merge: merge[2])
+def _clustered(distance: Matrix) -> tuple[Matrix, list[float], list[list[int]]]:
+    """Return the heights of the merges, ascending, the cuts between them, and for each cut every node's cluster.
+
+    Raises ToolMissing without SciPy.
+    """
+    try:
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+    except ImportError as error:
+        hint = "pip install 'pitools-hpc[data]'"
+        raise ToolMissing("a measured matrix is clustered with the package scipy", hint=hint) from error
+    pairs = squareform(distance, checks=False)
+    merges = linkage(pairs, "average") if len(pairs) else np.empty((0, 4))
+    cuts = _cuts(merges[:, 2])
+    return merges[:, 2], cuts, [fcluster(merges, cut, "distance").tolist() for cut in cuts]
 
 
 def _cuts(heights: Matrix) -> list[float]:
@@ -150,25 +138,8 @@ def _cuts(heights: Matrix) -> list[float]:
     return [float(np.sqrt(heights[i] * heights[i + 1])) for i in sorted(widest)]
 
 
-def _clusters(count: int, merges: Sequence[tuple[int, int, float]], cut: float) -> list[int]:
-    """For each node, a member that stands for its cluster below a height."""
-    head = list(range(count))
-
-    def find(node: int) -> int:
-        while head[node] != node:
-            head[node] = head[head[node]]
-            node = head[node]
-        return node
-
-    for a, b, height in merges:
-        if height <= cut:
-            head[find(a)] = find(b)
-    return [find(node) for node in range(count)]
-
-
-def _lengths(merges: Sequence[tuple[int, int, float]], cuts: Sequence[float]) -> list[float]:
+def _lengths(heights: Matrix, cuts: Sequence[float]) -> list[float]:
     """Of the links above the switches of each level, leaves first: half of what they add to the way there and back."""
-    heights = np.array([height for _, _, height in merges])
     bands = np.searchsorted(np.array(cuts), heights)
     means = [float(heights[bands == band].mean()) for band in range(len(cuts) + 1)] if cuts else []
     steps = [(upper - lower) / 2 for lower, upper in pairwise(means)]
