@@ -47,11 +47,12 @@ def reproduce(
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.launch.reproduce import again, facts
+    from pitools.launch.plan import load_plan
+    from pitools.launch.reproduce import again
     from pitools.site.load import load
 
     run_dir = _find(run, site_name)
-    site = load(site_name or facts.plan_of(run_dir).site)
+    site = load(site_name or load_plan(run_dir).site)
     planned, found = again.plan(run_dir, site, same_nodes=same_nodes)
     _show(found, form)
     weighty = [one for one in found if one.part not in again.HARMLESS]
@@ -106,11 +107,11 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     from pitools.core import units
     from pitools.core.output import Output
     from pitools.launch import move as moving
-    from pitools.launch.reproduce import facts
+    from pitools.launch.plan import load_plan
     from pitools.site.load import load
 
     run_dir = _find(run, "")
-    site, other = load(facts.plan_of(run_dir).site), load(site_name)
+    site, other = load(load_plan(run_dir).site), load(site_name)
     moved = moving.move(run_dir, site, other, stop_s=units.seconds(stop_within))
     click.echo(f"pit: it goes on at {moved.site} as {moved.to}, from step {moved.step}", err=True)
     with Output(form, MOVED_COLUMNS) as out:

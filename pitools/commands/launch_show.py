@@ -85,12 +85,13 @@ def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
     from pitools.core.errors import PitError, TryLater
     from pitools.core.files import os_error
     from pitools.launch import status
+    from pitools.launch.plan import load_plan
     from pitools.run import folder
 
     found: list[Path] = []
     for path in folder.runs(runs_of(site)):
         try:
-            if status.plan_of(path).site == site.name:
+            if load_plan(path).site == site.name:
                 found.append(path)
         except (PitError, OSError) as error:
             tell(path, error if isinstance(error, PitError) else os_error(error, path))
@@ -164,8 +165,8 @@ def cancel(run: str, site_name: str, form: str) -> None:
 
 def find(run: str, site_name: str) -> tuple[Path, Site]:
     """A run's folder and the site it is on, which its plan knows better than a flag."""
-    from pitools.launch import status
+    from pitools.launch.plan import load_plan
     from pitools.site.load import load
 
     run_dir = run_folder(run, site_name)
-    return run_dir, load(status.plan_of(run_dir).site)
+    return run_dir, load(load_plan(run_dir).site)

@@ -22,10 +22,9 @@ from pathlib import Path
 from pitools.core import clock, proc
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.files import os_error, write_atomic
-from pitools.core.record import decode_json
 from pitools.launch import jobs
 from pitools.launch.attempt import attend, begin, codes, end, signals, stacks, watch, where
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.launch.recover.lock import open_shared, taken
 from pitools.run import folder
 from pitools.site.model import Site
@@ -47,7 +46,7 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     env.pop("PIT_ATTEMPT_DIR", None)  # of another run's rank, which may start this one
     number = jobs.due(run_dir)
     # The site's interpreter, as in Slurm, also for staging and the ranks.
-    argv = [_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
+    argv = [load_plan(run_dir).python, "-m", "pitools.launch.local", str(run_dir), str(number)]
     # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
     write_atomic(run_dir / STARTING, str(number), durable=False)
     # The supervisor inherits these blocked until it can answer: a cancel that comes while it is importing waits.
@@ -57,10 +56,6 @@ def start(run_dir: Path, site: Site) -> folder.JobRef:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _ref(process.pid, site.name, number)
-
-
-def _plan(run_dir: Path) -> Plan:
-    return decode_json((run_dir / "plan.json").read_bytes(), Plan)
 
 
 def output(number: int) -> str:
@@ -145,7 +140,7 @@ def supervise(run_dir: Path, number: int = 0) -> int:
 
     number: which of the run's supervisors this is. Called in the supervisor process.
     """
-    plan = _plan(run_dir)
+    plan = load_plan(run_dir)
     stopper = _Stopper(plan.job.time_s)
     # Closed by nobody but the kernel. The one that started this may be about to end.
     lock = _lock(run_dir, HANDOVER_S)

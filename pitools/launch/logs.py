@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pitools.core.errors import UsageError
 from pitools.launch import status
+from pitools.launch.plan import load_plan
 from pitools.run import folder
 from pitools.site.model import Site
 from pitools.slurm.states import is_finished
@@ -35,7 +36,7 @@ def _failed_staging(logs: Path) -> Path | None:
 
 def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
     """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
-    plan = status.plan_of(run_dir)
+    plan = load_plan(run_dir)
     ranks = plan.job.nodes * plan.job.tasks_per_node
     if rank >= ranks:
         raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")

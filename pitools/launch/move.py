@@ -28,11 +28,11 @@ from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
 from pitools.core.record import Record
 from pitools.launch import carried, far, jobs, local, once, own_checkpoints, submit
 from pitools.launch import plan as planning
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.launch.recover import asking, settling
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import resume
-from pitools.launch.reproduce import again, facts, provenance
+from pitools.launch.reproduce import again, provenance
 from pitools.run import cancel_request, folder, move_record
 from pitools.run.attempt import Verdict
 from pitools.run.move_record import Move
@@ -67,7 +67,7 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
     run then goes on here. Raises Unanswered where it may have been submitted: run it again.
     """
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
-    was = facts.plan_of(run_dir)
+    was = load_plan(run_dir)
     provenance.require_no_copy(run_dir, was)
     if was.site != site.name or other.name == site.name:
         raise UsageError(f'run {run_dir.name} is of site "{was.site}"', where="--site", hint="name another")

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import hosts, units
-from pitools.core.errors import ConfigError, UsageError
+from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.core.record import Record
 from pitools.launch.attempt import notice
 from pitools.launch.request import Request
+from pitools.run import folder
 from pitools.site import dialect
 from pitools.site.model import Partition, Site
 from pitools.site.template import Dataset, fill, render
@@ -113,6 +114,14 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         python=site.paths.python or sys.executable,
         request_text=request_text,
     )
+
+
+def load_plan(run_dir: Path) -> Plan:
+    """Return the plan that a run was made from. Raises DataError."""
+    plan = folder.read(run_dir / "plan.json", Plan)
+    if plan is None:
+        raise DataError("not a run: it has no plan.json", where=str(run_dir))
+    return plan
 
 
 def require_workdir(plan: Plan, site: Site) -> None:

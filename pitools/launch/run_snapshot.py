@@ -10,7 +10,7 @@ import msgspec
 from pitools.core.errors import DataError
 from pitools.core.record import decode_json
 from pitools.launch import jobs
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.launch.recover import evidence, settling
 from pitools.run import cancel_request, folder, steps
 from pitools.run.attempt import Cause, Decision, Verdict
@@ -54,7 +54,7 @@ class RunSnapshot(NamedTuple):
             damaged = f"attempts/{last.name}/exit.json is {what}"
         job = _newest_job(run_dir)
         return cls(
-            run_dir, settling.plan_of(run_dir), job,
+            run_dir, load_plan(run_dir), job,
             made[-1].name if made else "", len(made),
             step.step + 1 if step else evidence.progress(run_dir),
             ended, settling.read(last / "cause.json", Cause), settling.read(last / "decision.json", Decision),

@@ -16,7 +16,6 @@ from pitools.launch import local, polling
 from pitools.launch.recover import asking, putback, settling, times, why
 from pitools.launch.recover.cancelling import cancel
 from pitools.launch.recover.resume import Resumed, resume
-from pitools.launch.recover.settling import plan_of
 from pitools.launch.run_snapshot import RunSnapshot, last_step
 from pitools.run import folder, steps
 from pitools.run.attempt import Start
@@ -41,7 +40,7 @@ _UNDATED = "1970-01-01T00:00:00Z"  # of a cancel whose record is damaged
 
 Tell = Callable[[Path, PitError], None]
 
-__all__ = ["Watch", "cancel", "continued", "last_step", "once", "plan_of", "show", "show_all", "summary", "wait"]
+__all__ = ["Watch", "cancel", "continued", "last_step", "once", "show", "show_all", "summary", "wait"]
 
 
 def show(run_dir: Path, site: Site, *, ask: bool = True, max_age_s: float = _NEW_S) -> folder.Run:

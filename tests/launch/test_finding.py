@@ -25,6 +25,7 @@ from pitools.core import trust
 from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.launch import local, logs, status, watching
 from pitools.launch import plan as planning
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import logs as evidence_logs
 from pitools.launch.recover import settling, tick
 from pitools.run import folder
@@ -203,7 +204,7 @@ def test_oldest_first_at_several_sites(run: Path, tmp_path: Path, capsys: pytest
     for name, site in ((ids[0], "more"), (ids[2], "other")):
         made = (tmp_path / "more" if site == "more" else run.parent) / name
         shutil.copytree(run, made)
-        plan = status.plan_of(made)
+        plan = load_plan(made)
         (made / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site=site)))
     assert listed(capsys) == ids[1:]
     assert listed(capsys, "--site", "other", "--site", "more") == ids

@@ -15,6 +15,7 @@ from pitools.core import clock
 from pitools.core.errors import ClusterError, NoSpace, PitError, ToolMissing, Unreachable
 from pitools.launch import jobs, once, polling, status, watching
 from pitools.launch import plan as planning
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import asking, cancelling, settling
 from pitools.launch.recover.resume import resume
 from pitools.run import cancel_request, folder
@@ -261,7 +262,7 @@ def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int)
     folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=clock.now()))
     cause = Cause(attempt="0", kind="node" if exit_code else "finished", confidence="certain", reason="it ended")
     decided = Decision(attempt="0", action="resubmit" if exit_code else "done", kind=cause.kind, reason="it ended")
-    settling.act(run_dir, status.plan_of(run_dir), load("alpha"), cause, decided, in_job=False, after=None)
+    settling.act(run_dir, load_plan(run_dir), load("alpha"), cause, decided, in_job=False, after=None)
     given = settling.verdict(run_dir)
     assert given is not None
     assert (given.state, given.kind) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))

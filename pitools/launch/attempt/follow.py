@@ -9,7 +9,7 @@ import msgspec
 from pitools.core import hosts
 from pitools.core.errors import PitError
 from pitools.launch.attempt.where import Job
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.run import attempt as records
 from pitools.site import load
 from pitools.site.model import Reach as Reached
@@ -31,7 +31,7 @@ def judged(
     """
     from pitools.launch.recover import asking, judging, policy, settling
 
-    plan = settling.plan_of(job.run_dir)
+    plan = load_plan(job.run_dir)
     site = site_of(plan, job)
     if told and told.state == "NODE_FAIL":
         asking.which_nodes(settling.as_seen_here(site), attempt)
@@ -57,7 +57,7 @@ def finish(job: Job, number: int) -> None:
     """Submit the run's job of this number, which somebody began to submit. Raises what submitting raises."""
     from pitools.launch.recover import settling
 
-    plan = settling.plan_of(job.run_dir)
+    plan = load_plan(job.run_dir)
     site = site_of(plan, job)
     if site.recover.submit_from == "node" and site.recover.chain != "none":
         settling.send(job.run_dir, plan, settling.as_seen_here(site), number=number, patience_s=_ASK_S)

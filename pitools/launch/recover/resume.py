@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, UsageError
 from pitools.core.record import Record
 from pitools.launch import jobs, leave, local
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import asking, cancelling, judging, policy, putback, settling, unbegun
 from pitools.launch.recover.lock import held, is_own, others
 from pitools.launch.recover.settling import settle
@@ -97,7 +98,7 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
                 (run_dir / move_record.FILE).unlink()
             settling.reopen(run_dir)
         if open_one is not None:
-            sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=jobs.numbers(run_dir)[-1])
+            sent = settling.send(run_dir, load_plan(run_dir), site, number=jobs.numbers(run_dir)[-1])
             return _said(run_dir, "submitted", f"the submission begun at {open_one} is finished", job_id=sent.job_id)
         assert ref is not None
         return _go_on(run_dir, site, ref, asking.told(site, ref.job_id, state), state, force)
@@ -109,7 +110,7 @@ def _check(run_dir: Path, site: Site) -> None:
     if not is_own(run_dir):
         raise others(run_dir, f"run {run_dir.name}")
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
-    plan = settling.plan_of(run_dir)
+    plan = load_plan(run_dir)
     provenance.require_no_copy(run_dir, plan)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
@@ -132,7 +133,7 @@ def _first(run_dir: Path, site: Site) -> Resumed:
         raise TryLater("a process of the run may be about to begin", where=str(run_dir), hint=hint)
     if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
-    sent = settling.send(run_dir, settling.plan_of(run_dir), site, number=0)
+    sent = settling.send(run_dir, load_plan(run_dir), site, number=0)
     return _said(run_dir, "submitted", "it had been made, and never submitted", job_id=sent.job_id)
 
 
@@ -233,7 +234,7 @@ def _go_on(
     if site.scheduler == "none" and last and (alive := asking.survivors(last)):
         what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
         raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
-    plan = settling.plan_of(run_dir)
+    plan = load_plan(run_dir)
     if last is not None:
         if told and told.state == "NODE_FAIL":
             asking.which_nodes(site, last)

@@ -290,11 +290,3 @@ def read(path: Path, kind: type[folder.T]) -> folder.T | None:
         return folder.read(path, kind)
     except (DataError, OSError):  # one that was cut short says nothing; the others still do
         return None
-
-
-def plan_of(run_dir: Path) -> Plan:
-    """The plan a run was made from. Raises DataError."""
-    plan = folder.read(run_dir / "plan.json", Plan)
-    if plan is None:
-        raise DataError("not a run: it has no plan.json", where=str(run_dir))
-    return plan

@@ -19,10 +19,10 @@ from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.files import os_error
 from pitools.core.record import Record
 from pitools.launch import jobs
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import asking, putback
 from pitools.launch.recover.lock import held, is_own
 from pitools.launch.recover.resume import Resumed, resume, seen
-from pitools.launch.recover.settling import plan_of
 from pitools.run import cancel_request, folder
 from pitools.site.model import Site
 from pitools.slurm.states import UNKNOWN, is_finished
@@ -144,7 +144,7 @@ def open_runs(runs: Path, site: Site, tell: Tell) -> list[Path]:
         try:
             if (path / "verdict.json").exists() or not _is_recovered(path, site):
                 continue
-            if plan_of(path).site == site.name:
+            if load_plan(path).site == site.name:
                 found.append(path)
         except (PitError, OSError) as error:
             tell(path, _as_ours(error, path))

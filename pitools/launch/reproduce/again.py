@@ -43,7 +43,7 @@ def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, 
     is no longer what it was, or was not kept; what planning raises.
     """
     folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
-    was = facts.plan_of(run_dir)
+    was = planning.load_plan(run_dir)
     request = provenance.in_own_code(run_dir, was)
     for data in was.data:
         _check(data)

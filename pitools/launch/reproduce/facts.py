@@ -12,7 +12,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.core.record import Record
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, load_plan
 from pitools.launch.reproduce import code, environment, guard, provenance
 from pitools.run import attempt as attempts
 from pitools.run import folder, steps
@@ -45,18 +45,10 @@ def compare(a: Facts, b: Facts) -> list[Difference]:
     ]
 
 
-def plan_of(run_dir: Path) -> Plan:
-    """The plan that a run was made from. Raises DataError."""
-    plan = folder.read(run_dir / "plan.json", Plan)
-    if plan is None:
-        raise DataError("not a run: it has no plan.json", where=str(run_dir))
-    return plan
-
-
 def of_run(run_dir: Path) -> Facts:
     """What is known of a run, its end included. Raises DataError for records that are none."""
     record = provenance.read(run_dir)
-    facts = _of_plan(plan_of(run_dir))
+    facts = _of_plan(load_plan(run_dir))
     for part, pairs in (
         ("code", _code(run_dir, record)), ("nodes", _nodes(run_dir)), ("machine", _machine(run_dir)),
         ("outcome", _outcome(run_dir)),

@@ -120,7 +120,7 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
     request = Request(name="r", command="true", nodes=2)
     asked = dialect.Job(name="r", nodes=2, partition="p")
     plan = Plan(name="r", site="s", request=request, job=asked, data=(), runs=str(tmp_path), nvme="", python="python")
-    monkeypatch.setattr(settling, "plan_of", lambda _: plan)
+    monkeypatch.setattr(follow, "load_plan", lambda _: plan)
     monkeypatch.setattr(follow, "site_of", lambda *_: Site(name="s", recover=Recover(chain=chain)))  # type: ignore[arg-type]
     monkeypatch.setattr(settling, "settle", lambda *told, **_: told[-1])
     made = begin.begin(job(tmp_path), ends=ENDS)

@@ -14,6 +14,7 @@ import pytest
 from pitools.core.errors import ClusterError, TryLater, Unreachable
 from pitools.launch import jobs, leave, status
 from pitools.launch.attempt import signals
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import asking, exclusions, policy, settling
 from pitools.launch.recover.resume import resume
 from pitools.launch.recover.tick import tick
@@ -106,7 +107,7 @@ def test_its_leave_is_gone_before_another_is_sent(runs: Runs, cluster: Cluster) 
 
 
 def settled(run_dir: Path, attempt: str, kind: str = "node") -> str:
-    plan = settling.plan_of(run_dir)
+    plan = load_plan(run_dir)
     cause = Cause(attempt=attempt, kind=kind, confidence="certain", reason=kind)  # type: ignore[arg-type]
     decided = policy.decide(plan, SITE, cause, [], in_job=True)
     return settling.settle(run_dir, plan, SITE, cause, decided).action

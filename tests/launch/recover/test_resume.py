@@ -15,6 +15,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.launch import jobs, leave
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import asking, exclusions, policy, settling
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import Resumed, resume
@@ -177,7 +178,7 @@ def in_job(run_dir: Path, kind: str, confidence: str = "certain", **recover: str
     site = Site(name="s", recover=Recover(**recover))  # type: ignore[arg-type]
     attempt = folder.attempts(run_dir)[-1].name
     cause = Cause(attempt=attempt, kind=kind, confidence=confidence, reason=kind)  # type: ignore[arg-type]
-    plan = settling.plan_of(run_dir)
+    plan = load_plan(run_dir)
     decided = policy.decide(plan, site, cause, settling.history(run_dir, before=attempt), in_job=True)
     return settling.settle(run_dir, plan, site, cause, decided).action, site
 

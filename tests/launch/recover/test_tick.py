@@ -15,6 +15,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch import jobs, polling
+from pitools.launch.plan import load_plan
 from pitools.launch.recover import cancelling, settling, tick
 from pitools.launch.recover.lock import held
 from pitools.launch.recover.resume import resume
@@ -91,7 +92,7 @@ def test_what_is_not_its_own_is_left_alone(runs: Runs, cluster: Cluster) -> None
         runs.attempt(runs.make(name))
     cluster.states["100"] = "NODE_FAIL"
     (runs.root / "ticket" / "events.jsonl").write_text('{"schema":"pit.event/1","t":"","event":"submitted"}\n')
-    plan = settling.plan_of(runs.root / "other")
+    plan = load_plan(runs.root / "other")
     (runs.root / "other" / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site="beta")))
     (runs.root / "old" / "jobs").rename(runs.root / "old" / "no-jobs")
     assert ticked(runs) == ({}, [])

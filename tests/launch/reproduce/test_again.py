@@ -14,6 +14,7 @@ import pytest
 
 from pitools.core import clock
 from pitools.core.errors import ConfigError, DataError
+from pitools.launch.plan import load_plan
 from pitools.launch.reproduce import again, code, diff, facts, provenance
 from pitools.run import folder, steps
 from pitools.site import load
@@ -162,7 +163,7 @@ def test_a_link_of_another_user_s_does_not_make_a_copy_the_run(make_run: MakeRun
     """It leads to the copy now, and elsewhere by the time that the script follows it; one's own may lead there."""
     run, link = make_run("r-1", entry="loop:main"), tmp_path / "link"
     link.symlink_to(run)
-    was = facts.plan_of(run)
+    was = load_plan(run)
     led = msgspec.structs.replace(was, request=msgspec.structs.replace(was.request, workdir=f"{link}/code"))
     provenance.require_no_copy(run, led)
     os.lchown(link, 54321, -1)

@@ -11,6 +11,7 @@ import pytest
 
 from pitools.core import proc
 from pitools.core.errors import DataError
+from pitools.launch.plan import load_plan
 from pitools.launch.reproduce import code, environment, facts, provenance
 from pitools.site import load
 from pitools.site.model import Container, Reach
@@ -30,7 +31,7 @@ def test_a_run_keeps_all_of_it(work: Path, git: Git, make_run: MakeRun) -> None:
     (work / "settings.toml").write_text("rate = 2\n")
     run_dir = make_run(entry="loop:main")
     record = record_of(run_dir)
-    assert facts.plan_of(run_dir).request.workdir == f"{run_dir}/code"
+    assert load_plan(run_dir).request.workdir == f"{run_dir}/code"
     assert (record.workdir, record.files, record.code) == (str(work), 2, code.listing(run_dir).digest)
     assert tuple(getattr(record.git, name) for name in GIT_FIELDS) == (git("rev-parse", "HEAD"), "main", True, "")
     assert "+rate = 2" in (run_dir / "dirty.patch").read_text()
@@ -128,7 +129,7 @@ def test_what_the_command_reads_from_the_shell(
     monkeypatch.setenv("RATE", "0.2")
     monkeypatch.setenv("SIZE", "8")
     after = make_run("r-2", command=text, env={"OWN": "y"})
-    for then in (facts.of_run(after), facts.now(facts.plan_of(before), load.load("local"), before)):
+    for then in (facts.of_run(after), facts.now(load_plan(before), load.load("local"), before)):
         found = facts.compare(facts.of_run(before), then)
         told = {(one.key, one.a, one.b) for one in found if one.part == "variables"}
         assert told == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
