@@ -105,8 +105,8 @@ def _intend(run_dir: Path, was: Plan, other: Site) -> Move:
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
     if before is None:
         return Move(to=folder.new_id(was.name), site=other.name, t=clock.now())
-    if given and given.reason.startswith(move_record.MOVED):
-        raise UsageError(f"the run was {given.reason}", where=str(run_dir), hint=f"move that one: {before.to}")
+    if given and given.code == "moved":
+        raise UsageError(f"the run was {given.reason}", where=str(run_dir), hint=f"move that one: {given.moved_to}")
     if before.site != other.name:
         hint = f"finish that first: pit launch move {run_dir.name} --site {before.site}"
         raise UsageError(f'it is being moved to "{before.site}"', where=str(run_dir), hint=hint)
@@ -119,7 +119,8 @@ def _hold(run_dir: Path, mine: Move) -> Verdict:
         if settling.verdict(run_dir) is None and cancel_request.read(run_dir):
             hint = f"take that back: pit launch resume {run_dir.name} --force"
             raise ClusterError("its cancel was asked for", where=str(run_dir), hint=hint)
-        return settling.conclude(run_dir, "stopped", "cancelled", f"{settling.BEING_MOVED} {mine.site} as {mine.to}")
+        reason = settling.REASONS["moving"].format(site=mine.site, run=mine.to)
+        return settling.conclude(run_dir, "cancelled", reason, moved_to=mine.to)
 
 
 def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Move:
@@ -155,7 +156,7 @@ def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Mo
     if ended and ended.exit_code == 0 and (_notice(was) or site.scheduler == "none" or state == "COMPLETED"):
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
-            settling.conclude(run_dir, "finished", "finished", "it made its last step while it was asked to stop", 0)
+            settling.conclude(run_dir, "finished", "it made its last step while it was asked to stop", 0)
         raise UsageError("the run has finished meanwhile", where=str(run_dir))
     return mine
 
@@ -252,9 +253,10 @@ def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: Base
 
 
 def _conclude(run_dir: Path, made: Moved, stopped: Verdict) -> None:
-    reason = f"{move_record.MOVED} {made.site} as {made.to}, with {made.step} steps"
+    reason = settling.REASONS["moved"].format(site=made.site, run=made.to, steps=made.step)
     said = Verdict(
-        state="stopped", kind="cancelled", reason=reason, t=clock.now(), attempts=len(folder.attempts(run_dir))
+        state="stopped", code="moved", kind="cancelled", reason=reason, t=clock.now(), moved_to=made.to,
+        attempts=len(folder.attempts(run_dir)),
     )  # fmt: skip
     with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
         hint = f"it had been submitted there by then: pit launch cancel {made.to} --site {made.site}"
@@ -274,7 +276,7 @@ def _take_back(run_dir: Path, site: Site, mine: Move) -> None:
     with contextlib.suppress(PitError, OSError):
         mine = folder.read(run_dir / move_record.FILE, Move) or mine
         given = settling.verdict(run_dir)
-        if given is None or not given.reason.startswith(settling.BEING_MOVED):
+        if given is None or given.code != "moving":
             (run_dir / move_record.FILE).unlink(missing_ok=True)
             return
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):

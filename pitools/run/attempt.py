@@ -24,6 +24,7 @@ Kind = Literal[
     "finished", "preempted", "time-limit", "node", "gpu", "network", "memory", "storage", "user", "hang", "cancelled",
     "unknown",
 ]  # fmt: skip
+VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 
 
 class Start(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
@@ -149,13 +150,17 @@ class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
     """How a run ended, once and for all: `<run>/verdict.json`. A run without one is to go on.
 
-    attempts, jobs: how many there had been.
+    code: what a program tells verdicts apart by; "moving" is not the last one, unless the move is given up. moved_to:
+    the run that it goes on as, of "moving" and "moved"; "" of the others. reason: for people. attempts, jobs: how many
+    there had been.
     """
 
     state: Literal["finished", "stopped"]
+    code: VerdictCode
     kind: Kind
     reason: str
     t: str
     attempts: int
     exit_code: int | None = None
     jobs: int = 0
+    moved_to: str = ""

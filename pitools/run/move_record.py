@@ -9,7 +9,6 @@ from pitools.run import folder
 from pitools.run.attempt import Verdict
 
 FILE = "move.json"
-MOVED = "moved to"  # how the reason of a run's verdict begins that goes on elsewhere
 
 
 class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
@@ -24,4 +23,4 @@ class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
 def moved(run_dir: Path) -> Move | None:
     """Where a run goes on that was moved away; None for one that was not, or not to the end. Raises DataError."""
     given = folder.read(run_dir / "verdict.json", Verdict)
-    return folder.read(run_dir / FILE, Move) if given and given.reason.startswith(MOVED) else None
+    return folder.read(run_dir / FILE, Move) if given and given.code == "moved" else None

@@ -70,7 +70,7 @@ def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
     assert len(folder.attempts(started)) == 1
     verdict = settling.verdict(started)
     assert verdict is not None
-    assert verdict.reason.startswith("moved to beta as ")
+    assert (verdict.code, verdict.moved_to) == ("moved", new.name)
 
 
 def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in "01":
         made = folder.Attempt(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
         folder.write(run / "attempts" / number / "exit.json", made)
-    settling.conclude(run, "finished", "finished", "the program ended with code 0", 0)
+    settling.conclude(run, "finished", "the program ended with code 0", 0)
     return run
 
 

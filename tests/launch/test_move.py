@@ -119,7 +119,8 @@ def test_it_goes_on_there(sites: Sites) -> None:
     assert (owner.read(new / "checkpoints") or owner.Owner(run="", model="")).run == moved.to == new.name
     verdict = settling.verdict(run_dir)
     assert verdict is not None
-    assert verdict.reason == f"moved to there as {moved.to}, with {moved.step} steps"
+    assert (verdict.code, verdict.state, verdict.kind, verdict.moved_to) == ("moved", "stopped", "cancelled", moved.to)
+    assert f"there as {moved.to}, with {moved.step} steps" in verdict.reason
     record = provenance.read(new)
     assert record is not None
     assert record.parent == run_dir.name
@@ -184,7 +185,7 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
     assert list((sites.root / "there" / "runs").glob("t-*")) == []
     verdict = settling.verdict(run_dir)
     assert verdict is not None
-    assert verdict.reason == settling.CANCELLED
+    assert (verdict.code, verdict.moved_to) == ("cancelled", "")
     assert not (run_dir / "move.json").exists()
     assert not lives(run_dir)
 
@@ -202,7 +203,7 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
     resume(run_dir, sites.here)
     verdict = settling.verdict(run_dir)
     assert verdict is not None
-    assert verdict.kind == "cancelled"
+    assert verdict.code == "cancelled"
 
 
 def refuse_once(start: Callable[[Path, Site], folder.JobRef]) -> Callable[[Path, Site], folder.JobRef]:
@@ -250,8 +251,8 @@ move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
     assert subprocess.run(argv, check=False, timeout=60).returncode == 9
     verdict = settling.verdict(run_dir)
     assert verdict is not None
-    assert verdict.reason.startswith("it is being moved to there as ")
     (begun,) = (sites.root / "there" / "runs").glob("t-*")
+    assert (verdict.code, verdict.moved_to) == ("moving", begun.name)
     try:
         moved = moving.move(run_dir, sites.here, sites.there)
         assert Path(moved.run_dir) == begun
@@ -312,7 +313,7 @@ def test_one_that_finished_is_not_moved(sites: Sites) -> None:
     """A run that makes its last step while it is asked to stop has finished, and says so."""
     run_dir = sites.start(args={"steps": 4})
     until(lambda: not lives(run_dir))
-    settling.conclude(run_dir, "finished", "finished", "done", 0)
+    settling.conclude(run_dir, "finished", "done", 0)
     with pytest.raises(UsageError, match="the run has finished"):
         moving.move(run_dir, sites.here, sites.there)
 
@@ -334,4 +335,7 @@ def test_damaged_checkpoints_stay(sites: Sites) -> None:
     moved = moving.move(run_dir, sites.here, sites.there)
     end(Path(moved.run_dir))
     assert moved.step == 3
+    verdict = settling.verdict(run_dir)  # also where it had been stopped before
+    assert verdict is not None
+    assert (verdict.code, verdict.moved_to) == ("moved", moved.to)
     assert json.loads((Path(moved.run_dir) / "checkpoints" / "owner.json").read_text())["run"] == moved.to

@@ -150,7 +150,7 @@ def test_the_verdict_is_what_counts(run_dir: Path, monkeypatch: pytest.MonkeyPat
     """Whatever Slurm still believes; and it is not even asked."""
     slurm = say("RUNNING", run_dir, monkeypatch)
     monkeypatch.setattr(slurm, "ask", None)
-    settling.conclude(run_dir, "stopped", "memory", "CUDA out of memory", 1)
+    settling.conclude(run_dir, "memory", "CUDA out of memory", 1)
     run = status.show(run_dir, load("alpha"))
     assert (run.state, run.exit_code, run.cause, run.is_over) == ("OUT_OF_MEMORY", 1, "memory", True)
     assert run.reason == "CUDA out of memory"
@@ -265,7 +265,7 @@ def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int)
     settling.act(run_dir, load_plan(run_dir), load("alpha"), cause, decided, in_job=False, after=None)
     given = settling.verdict(run_dir)
     assert given is not None
-    assert (given.state, given.kind) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
+    assert (given.state, given.code) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
     assert not (run_dir / "cancel.json").exists()
 
 
@@ -309,7 +309,7 @@ def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm is not called for a run that has ended by itself; that it was so is the answer."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
-    given = settling.conclude(run_dir, "stopped", "memory", "CUDA out of memory", 1)
+    given = settling.conclude(run_dir, "memory", "CUDA out of memory", 1)
     assert status.cancel(run_dir, load("alpha")) == given
     assert (slurm.ended, settling.verdict(run_dir)) == ([""], given)
 
@@ -369,7 +369,7 @@ def test_a_full_disk_is_told_while_it_is_waited_for(run_dir: Path, monkeypatch: 
 
     def full(run_dir: Path, _: object) -> None:
         if next(tries) == 2:
-            settling.conclude(run_dir, "stopped", "storage", "no space left", 1)
+            settling.conclude(run_dir, "storage", "no space left", 1)
         raise NoSpace("no space left", where=str(run_dir / "decision.json"), hint="free space there")
 
     monkeypatch.setattr(status, "resume", full)

@@ -178,13 +178,11 @@ def _refuse_what_is_cancelled(job: Job) -> None:
     """End a run here whose cancel Slurm has not taken while this job waited."""
     if not cancel_request.read(job.run_dir):
         return
-    from pitools.launch.recover.settling import CANCELLED
-
     try:
-        follow.stop(job, "cancelled", CANCELLED)
+        follow.stop(job, "cancelled")
     except PitError as error:
         print(f"pit: the run has no verdict: {error}", file=sys.stderr)
-    raise NoBeginning(1, f"the run was stopped: {CANCELLED}")
+    raise NoBeginning(1, "the run was stopped: its cancel was asked for")
 
 
 def _judge(job: Job, last: Path) -> None:

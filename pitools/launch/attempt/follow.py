@@ -45,12 +45,15 @@ def judged(
     return settling.settle(job.run_dir, plan, site, cause, decided)
 
 
-def stop(job: Job, kind: records.Kind, reason: str) -> None:
-    """Give the run its verdict. Raises TryLater where another process is at it, and what writing raises."""
+def stop(job: Job, kind: records.Kind, reason: str = "") -> None:
+    """Give the run its verdict. Raises TryLater where another process is at it, and what writing raises.
+
+    reason: "" for a cancel.
+    """
     from pitools.launch.recover import lock, settling
 
     with lock.held(job.run_dir / settling.LOCK, f"run {job.run_dir.name}", wait_s=_ASK_S):
-        settling.conclude(job.run_dir, "stopped", kind, reason, 1)
+        settling.conclude(job.run_dir, kind, reason, 1)
 
 
 def finish(job: Job, number: int) -> None:

@@ -48,7 +48,7 @@ def cancel(run_dir: Path, site: Site) -> Verdict | None:
         # It may have lost its word of them: Slurm calls them by the run's name.
         hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
-    moving = given if given and given.reason.startswith(settling.BEING_MOVED) else None
+    moving = given if given and given.code == "moving" else None
     if given and not moving:
         _end_jobs(run_dir, site, is_over=True)
         return given
@@ -83,8 +83,8 @@ def carry_out(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | No
     if site.scheduler == "none" and not _are_gone(run_dir, wait_s):
         return None
     if _has_finished(run_dir) and _ended_by_itself(run_dir):
-        return settling.conclude(run_dir, "finished", "finished", "it finished before its cancel was carried out", 0)
-    return settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
+        return settling.conclude(run_dir, "finished", "it finished before its cancel was carried out", 0)
+    return settling.conclude(run_dir, "cancelled")
 
 
 def _ask(run_dir: Path, moving: Verdict | None) -> None:
@@ -100,7 +100,7 @@ def _withdraw(run_dir: Path, moving: Verdict | None) -> None:
     """Let a run go on whose cancel was refused."""
     (run_dir / cancel_request.FILE).unlink(missing_ok=True)
     if moving and (run_dir / move_record.FILE).exists():
-        settling.conclude(run_dir, moving.state, moving.kind, moving.reason)
+        settling.conclude(run_dir, moving.kind, moving.reason, moved_to=moving.moved_to)
 
 
 def _has_finished(run_dir: Path) -> bool:

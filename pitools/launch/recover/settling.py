@@ -24,14 +24,18 @@ from pitools.launch.plan import Plan
 from pitools.launch.recover import asking, exclusions, judging, policy, unbegun
 from pitools.launch.recover.lock import held
 from pitools.run import cancel_request, folder
-from pitools.run.attempt import Cause, Decision, Kind, Start, Verdict
+from pitools.run.attempt import Cause, Decision, Kind, Start, Verdict, VerdictCode
 from pitools.site.connect import client
 from pitools.site.model import Reach, Site
 from pitools.slurm.refusals import SlurmReason, SlurmRefused
 
 LOCK = ".lock"
-BEING_MOVED = "it is being moved to"
-CANCELLED = "it was cancelled by `pit launch cancel`"
+# What a verdict says of what a command asked for; of a failure its cause says it.
+REASONS: dict[VerdictCode, str] = {
+    "cancelled": "it was cancelled by `pit launch cancel`",
+    "moving": "it is being moved to {site} as {run}",
+    "moved": "moved to {site} as {run}, with {steps} steps",
+}
 _LOCK_WAIT_S = 20.0
 PATIENCE_S = 60.0
 
@@ -81,14 +85,13 @@ def act(
         action: policy.Action = "done" if given.state == "finished" else "stop"
         return replace(decided, action=action, kind=given.kind, reason=given.reason)
     if decided.action != "done" and cancel_request.read(run_dir):
-        decided = replace(decided, action="stop", kind="cancelled", reason=CANCELLED, exclude=())
+        decided = replace(decided, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
     newest = max(jobs.numbers(run_dir), default=0)
     if in_job and after and newest > after.number and decided.action != "done":
         return replace(decided, action="wait", reason=f"job {newest} of the run goes on with it")
     _write_down(run_dir, site, cause, decided)
     if decided.action in ("done", "stop"):
-        state = "finished" if decided.action == "done" else "stopped"
-        conclude(run_dir, state, decided.kind, decided.reason, cause.exit_code)
+        conclude(run_dir, decided.kind, decided.reason, cause.exit_code)
     elif decided.action == "resubmit":
         if in_job:  # a job that dies has little time; what it begins and cannot end, `tick` does
             site, patience_s = as_seen_here(site), min(patience_s, site.recover.grace_s / 2)
@@ -204,11 +207,17 @@ def as_seen_here(site: Site) -> Site:
     return replace(site, reach=Reach(timeout_s=site.reach.timeout_s))
 
 
-def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int | None = None) -> Verdict:
-    """Write the run's verdict, unless it has one; returns the one that holds. Raises what writing raises."""
+def conclude(run_dir: Path, kind: Kind, reason: str = "", exit_code: int | None = None, moved_to: str = "") -> Verdict:
+    """Write the run's verdict, unless it has one; returns the one that holds. Raises what writing raises.
+
+    reason: "" for a cancel, whose is in REASONS. moved_to: the run at another site that it is to go on as.
+    """
+    ended: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
+    code: VerdictCode = "moving" if moved_to else ended
     made = Verdict(
-        state="finished" if state == "finished" else "stopped", kind=kind, reason=reason, t=clock.now(),
-        attempts=len(folder.attempts(run_dir)), jobs=_jobs(run_dir), exit_code=exit_code,
+        state="finished" if code == "finished" else "stopped", code=code, kind=kind, t=clock.now(),
+        reason=reason or REASONS.get(code, ""), attempts=len(folder.attempts(run_dir)), jobs=_jobs(run_dir),
+        exit_code=exit_code, moved_to=moved_to,
     )  # fmt: skip
     path = run_dir / "verdict.json"
     building = run_dir / f".verdict.{os.getpid()}.{secrets.token_hex(4)}"
@@ -223,7 +232,7 @@ def conclude(run_dir: Path, state: str, kind: Kind, reason: str, exit_code: int 
     finally:
         building.unlink(missing_ok=True)
     _drop_cancel(run_dir)
-    folder.note(run_dir, made.state, kind=kind, reason=reason)
+    folder.note(run_dir, made.state, kind=kind, reason=made.reason)
     return made
 
 

@@ -84,7 +84,7 @@ def test_it_goes_on_at_a_site_that_shares_nothing(
     assert json.loads((there / "checkpoints" / "owner.json").read_text())["run"] == moved.to
     verdict = settling.verdict(started)
     assert verdict is not None
-    assert verdict.reason.startswith("moved to far as ")
+    assert (verdict.code, verdict.moved_to) == ("moved", moved.to)
     alpha.cancel([moved.job_id])
 
 

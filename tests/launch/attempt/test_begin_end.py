@@ -72,15 +72,14 @@ def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
         begin.begin(job(tmp_path, mode="run"), ends=ENDS)
     given = settling.verdict(tmp_path)
     assert given is not None
-    assert (caught.value.code, given.kind) == (1, "cancelled")
+    assert (caught.value.code, given.code, given.kind) == (1, "cancelled", "cancelled")
     assert not (tmp_path / "attempts").exists()
 
 
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 3)])
-def test_a_run_that_is_over_is_not_begun(tmp_path: Path, state: str, code: int) -> None:
+@pytest.mark.parametrize(("kind", "code"), [("finished", 0), ("user", 3)])
+def test_a_run_that_is_over_is_not_begun(tmp_path: Path, kind: records.Kind, code: int) -> None:
     """A verdict ends the job with the run's own exit code, whoever started it again."""
-    said = records.Verdict(state=state, kind="user", reason="so", t="", attempts=1, exit_code=code)  # type: ignore[arg-type]
-    folder.write(tmp_path / "verdict.json", said)
+    settling.conclude(tmp_path, kind, "so", code)
     with pytest.raises(begin.NoBeginning) as caught:
         begin.begin(job(tmp_path, mode="run"), ends=ENDS)
     assert caught.value.code == code
@@ -300,7 +299,7 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_begin(went_far: Path, m
 
     def cancelled(run_dir: Path) -> int:
         if next(looks) == 1:
-            settling.conclude(run_dir, "stopped", "cancelled", "so")
+            settling.conclude(run_dir, "cancelled", "so")
         return 0
 
     monkeypatch.setattr(begin, "progress", cancelled)

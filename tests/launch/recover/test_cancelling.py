@@ -25,7 +25,7 @@ def test_force_does_not_pass_over_a_job_that_still_ends(runs: Runs, cluster: Clu
     """After a verdict, while Slurm still has the job: it says to come again, and does it once the job is gone."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    settling.conclude(run_dir, "stopped", "cancelled", settling.CANCELLED)
+    settling.conclude(run_dir, "cancelled")
     for state in ("COMPLETING", "RUNNING"):
         cluster.states["100"] = state
         with pytest.raises(TryLater):

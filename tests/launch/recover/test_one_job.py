@@ -146,7 +146,7 @@ def test_cancelled_while_the_next_job_is_sent(runs: Runs, cluster: Cluster) -> N
     """Who cancelled it did not see that job."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    cluster.meanwhile = lambda: settling.conclude(run_dir, "stopped", "cancelled", "by a person")
+    cluster.meanwhile = lambda: settling.conclude(run_dir, "cancelled", "by a person")
     follow(run_dir, cluster)
     assert cluster.cancelled == ["101"]
 

@@ -86,7 +86,7 @@ def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> No
     assert (said.action, said.cause) == ("stop", "user")
     given = settling.verdict(run_dir)
     assert given
-    assert (given.state, given.kind, given.exit_code) == ("stopped", "user", 1)
+    assert (given.state, given.code, given.kind, given.exit_code) == ("stopped", "failed", "user", 1)
     assert "ValueError: boom" in given.reason
     assert resume(run_dir, SITE).action == "over"
     assert cluster.sent == []
@@ -122,7 +122,7 @@ def test_force_asks_slurm_itself(runs: Runs, cluster: Cluster) -> None:
     """The answer that all share may be minutes old: what has ended since then is not called running."""
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
-    settling.conclude(run_dir, "stopped", "cancelled", "it was cancelled", None)
+    settling.conclude(run_dir, "cancelled")
     cluster.states["100"] = "RUNNING"
     with pytest.raises(TryLater):
         resume(run_dir, SITE, force=True)
@@ -216,7 +216,7 @@ def test_a_job_comes_after_the_verdict(runs: Runs, cluster: Cluster) -> None:
     """What was cancelled meanwhile stays so, whatever its job has decided."""
     run_dir = runs.make()
     runs.attempt(run_dir, code=1)
-    settling.conclude(run_dir, "stopped", "cancelled", "by a person")
+    settling.conclude(run_dir, "cancelled", "by a person")
     assert in_job(run_dir, "preempted")[0] == "stop"
     assert cluster.sent == []
 
@@ -293,9 +293,7 @@ def test_a_verdict_is_given_once(runs: Runs) -> None:
     """Of many who conclude at once one is believed, by all."""
     run_dir = runs.make()
     with ThreadPoolExecutor(8) as pool:
-        said = list(
-            pool.map(lambda at: settling.conclude(run_dir, "stopped", "user", f"reason {at}").reason, range(16))
-        )
+        said = list(pool.map(lambda at: settling.conclude(run_dir, "user", f"reason {at}").reason, range(16)))
     assert len(set(said)) == 1
     assert settling.verdict(run_dir).reason == said[0]  # type: ignore[union-attr]
     assert not list(run_dir.glob(".verdict*"))
