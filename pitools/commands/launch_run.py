@@ -56,6 +56,7 @@ def run(
     from pitools.core.errors import TryLater
     from pitools.launch import submit
     from pitools.run import folder
+    from pitools.run.attempt import first_failure
     from pitools.site.load import load
 
     if request == "-":
@@ -71,8 +72,9 @@ def run(
     if ended and not ended.is_over:
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
-        failed = folder.first_failure(run_dir)
-        who = f"rank {failed[1]} on {failed[2]} ended first, with {failed[0]}; " if failed else ""
+        last = folder.last_attempt(run_dir)
+        failed = first_failure(last) if last else None
+        who = f"rank {failed.rank} on {failed.node} ended first, with {failed.exit_code}; " if failed else ""
         click.echo(f"pit: the run {ended.state.lower()}: {ended.cause}: {ended.reason}", err=True)
         click.echo(f"pit: {who}see: pit launch why {run_dir}", err=True)
         ctx.exit(1)

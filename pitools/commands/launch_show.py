@@ -134,11 +134,13 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
     """Print one rank's output of the last attempt; before the ranks start, the job's own, or why staging failed."""
     from pitools.launch import logs
     from pitools.run import folder
+    from pitools.run.attempt import first_failure
 
     run_dir, site = find(run, site_name)
     if rank is None:
-        failed = folder.first_failure(run_dir)
-        rank = failed[1] if failed else 0
+        last = folder.last_attempt(run_dir)
+        failed = first_failure(last) if last else None
+        rank = failed.rank if failed else 0
     is_empty = True
     for text in logs.read(run_dir, site, rank, follow=follow):
         click.echo(text, nl=False)

@@ -261,7 +261,9 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.
             _send(stopper, signal.Signals[f"SIG{name}"])
         ending = bool(bad or stopper.number or stopper.late)
         if ending and kill_at == float("inf"):
-            first_bad = _failure(bad, attempt) if bad else 128 + (stopper.number or signal.SIGTERM)
+            code = bad if bad >= 0 else 128 - bad
+            # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
+            first_bad = end.first(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
             kill_at = time.monotonic() + (attend.GRACE_S if bad else GRACE_S)
             _send(stopper, signal.SIGTERM)
         if not ending and looker and (hang := looker.due()):
@@ -275,14 +277,6 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: watch.
         if ended:
             return first_bad
         time.sleep(0.05)
-
-
-def _failure(seen: int, attempt: Path) -> int:
-    """The code of the rank that failed first, by its own word; else the one that was seen first."""
-    # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((attempt / "first_failure").read_text().split()[0])
-    return seen if seen > 0 else 128 - seen
 
 
 def _send(stopper: _Stopper, number: int) -> None:

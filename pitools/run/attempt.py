@@ -16,8 +16,12 @@ attempts/<n>/           n counts the starts of the run, over all its jobs; `<tas
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple
 
+from pitools.core.files import plain_file
 from pitools.core.record import Record
 
 Kind = Literal[
@@ -70,6 +74,14 @@ class RankFailure(Record, frozen=True, kw_only=True, tag="pit.rank-failure/1"):
     message: str = ""
     fingerprint: str = ""
     trace: str = ""
+
+
+class FirstFailure(NamedTuple):
+    """The rank of an attempt that failed first."""
+
+    exit_code: int
+    rank: int
+    node: str
 
 
 class Hang(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
@@ -164,3 +176,11 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
     exit_code: int | None = None
     jobs: int = 0
     moved_to: str = ""
+
+
+def first_failure(attempt: Path) -> FirstFailure | None:
+    """Return the rank that failed first; None where none has left word."""
+    with contextlib.suppress(OSError), plain_file(attempt / "first_failure") as file:
+        if found := re.fullmatch(r"(-?\d{1,6}) (\d{1,7}) (\S{1,255})\s*", file.read(1024).decode("utf-8", "replace")):
+            return FirstFailure(int(found[1]), int(found[2]), found[3])
+    return None

@@ -245,6 +245,11 @@ def attempts(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
 
 
+def last_attempt(run_dir: Path) -> Path | None:
+    """Return the run's newest attempt; None before its first."""
+    return next(reversed(attempts(run_dir)), None)
+
+
 def job_logs(run_dir: Path) -> list[Path]:
     """The outputs of the run's jobs, oldest first: ids sort as numbers."""
 
@@ -261,16 +266,6 @@ def ranks(attempt: Path, node: str) -> list[Rank]:
         with contextlib.suppress(OSError, DataError):
             found += [rank] if (rank := read(path, Rank)) and rank.node == node else []
     return found
-
-
-def first_failure(run_dir: Path) -> tuple[int, int, str] | None:
-    """(exit code, rank, node) of the rank that failed first in the last attempt; None where none left word."""
-    made = attempts(run_dir)
-    try:
-        code, rank, node = (made[-1] / "first_failure").read_text().split() if made else ("", "", "")
-        return int(code), int(rank), node
-    except (OSError, ValueError):
-        return None
 
 
 def write(path: Path, record: Record, *, durable: bool = False) -> None:

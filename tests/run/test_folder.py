@@ -11,6 +11,7 @@ import pytest
 from pitools.core.errors import DataError
 from pitools.launch import leave
 from pitools.run import folder
+from pitools.run.attempt import first_failure
 from pitools.run.steps import StepLog
 
 
@@ -26,6 +27,15 @@ def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
     for name in ("10", "2", "0", "1.0", "1.10", "1.9", "x", "logs"):
         (tmp_path / "attempts" / name).mkdir(parents=True)
     assert [path.name for path in folder.attempts(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 0", "1 ? n1", "x 0 n1", "1 0 n1 n2", "\xff"])
+def test_half_a_word_of_the_first_failure_is_none(tmp_path: Path, text: str) -> None:
+    """The rank that writes it may be killed as it does; whole it says which code, rank and node."""
+    (tmp_path / "first_failure").write_text(text, "latin-1")
+    assert first_failure(tmp_path) is None
+    (tmp_path / "first_failure").write_text("-9 31 n-1.x\n")
+    assert first_failure(tmp_path) == (-9, 31, "n-1.x")
 
 
 def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:

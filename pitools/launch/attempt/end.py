@@ -43,10 +43,8 @@ def first(attempt: Path, code: int) -> int:
     """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
     if code == 0 or code == codes.HUNG:
         return code
-    try:
-        return int((attempt / "first_failure").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return code
+    failed = records.first_failure(attempt)
+    return failed.exit_code if failed else code
 
 
 def was_told(attempt: Path) -> bool:

@@ -83,7 +83,7 @@ def first(faults: Sequence[End], seen: Seen) -> End | None:
         return None
     earliest = min((end.t for end in faults if end.t), default="")
     near = [end for end in faults if (times.seconds_between(earliest, end.t) or 0.0) <= times.TOLERANCE_S]
-    leader = next((end for end in near if seen.first and end.rank == seen.first[1]), None)
+    leader = next((end for end in near if seen.first and end.rank == seen.first.rank), None)
     if leader:
         # A rank that was killed left no word, but srun saw it go.
         before = [end for end in near if 0 <= end.order < leader.order and _is_wordless(end, seen)]
@@ -173,7 +173,7 @@ def _by_rank(seen: Seen) -> list[End]:
     """One end for each rank: its exception where there is one, with the time and order that others know."""
     place = f"attempts/{seen.attempt}"
     words = [ends.of_failure(one, f"{place}/failures/{one.rank}.json") for one in seen.failures]
-    if seen.first and all(end.rank != seen.first[1] for end in words):
+    if seen.first and all(end.rank != seen.first.rank for end in words):
         code, rank, node = seen.first
         words.append(ends.of_code(code, rank, node, "", f"{place}/first_failure"))
     known: dict[int | None, list[End]] = {}

@@ -17,7 +17,7 @@ from pitools.launch.recover import logs, times
 from pitools.launch.recover.ends import End
 from pitools.launch.recover.reading import head, shown, tail
 from pitools.run import folder, steps
-from pitools.run.attempt import Evidence, Hang, RankFailure, Signal, Start
+from pitools.run.attempt import Evidence, FirstFailure, Hang, RankFailure, Signal, Start, first_failure
 from pitools.slurm.records import Accounting
 
 T = TypeVar("T", bound=Record)
@@ -61,7 +61,7 @@ class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
     shared: str = ""
     nvme: str = ""
     hosts: tuple[str, ...] = ()
-    first: tuple[int, int, str] | None = None
+    first: FirstFailure | None = None
     failures: tuple[RankFailure, ...] = ()
     signals: tuple[Signal, ...] = ()
     hang: Hang | None = None
@@ -85,8 +85,8 @@ def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, dee
     hosts = _hosts(attempt)
     failures = _failures(attempt / "failures")
     later, restarted = _later(run_dir, attempt, start)
-    first = _first(attempt)
-    named = {failure.rank for failure in failures} | ({first[1]} if first else set())
+    first = first_failure(attempt)
+    named = {failure.rank for failure in failures} | ({first.rank} if first else set())
     hang, plan = _record(attempt / "hang.json", Hang), _plan(run_dir)
     notice = _notice(plan.job.signal)
     found = logs.look(run_dir, attempt, start, span, hosts, named | set(hang.behind if hang else ()), deep=deep)
@@ -139,12 +139,6 @@ def _record(path: Path, kind: type[S]) -> S | None:
 def _hosts(attempt: Path) -> tuple[str, ...]:
     text = head(attempt / "hostfile", _JSON)
     return tuple(text.text.split()) if text else ()
-
-
-def _first(attempt: Path) -> tuple[int, int, str] | None:
-    text = head(attempt / "first_failure", 1024)
-    found = re.match(r"(-?\d{1,6}) (\d{1,7}) (\S{1,255})", text.text) if text else None
-    return (int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def _plan(run_dir: Path) -> _Plan:

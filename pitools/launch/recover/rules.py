@@ -79,7 +79,7 @@ def not_started(seen: Seen, order: Order) -> Cause | None:
     alike = {end.node for end in order.ends if end.rule in _UNSTARTED or end.exit_code in (126, 127)}
     alike |= {one.node for one in seen.evidence if one.rule == root.rule}
     nodes = max(len(set(seen.hosts)), seen.start.nodes if seen.start else 1)
-    spoke = {failure.rank for failure in seen.failures} | ({seen.first[1]} if seen.first else set())
+    spoke = {failure.rank for failure in seen.failures} | ({seen.first.rank} if seen.first else set())
     reason = (f"{root.node}: {root.what}" if root.node else root.what) + quoted(seen, root.rank)
     if root.rule != "program-unreadable" and (root.rank in spoke or nodes == 1):
         return say("user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint)
