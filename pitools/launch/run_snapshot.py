@@ -52,14 +52,14 @@ class RunSnapshot(NamedTuple):
             is_empty = not (last / "exit.json").stat().st_size
             what = "empty, as a full disk leaves a file" if is_empty else error.what
             damaged = f"attempts/{last.name}/exit.json is {what}"
-        job = _newest_job(run_dir)
+        job, first = _newest_job(run_dir), folder.first_event(run_dir)
         return cls(
             run_dir, load_plan(run_dir), job,
             made[-1].name if made else "", len(made),
             step.step + 1 if step else evidence.progress(run_dir),
             ended, settling.read(last / "cause.json", Cause), settling.read(last / "decision.json", Decision),
             settling.verdict(run_dir), cancel_request.last(run_dir), damaged,
-            _created(run_dir) or (job.submitted if job else ""),
+            first.t if first and first.event == "created" else job.submitted if job else "",
         )  # fmt: skip
 
     @property
@@ -79,16 +79,6 @@ def _newest_job(run_dir: Path) -> folder.JobRef | None:
         return folder.read(run_dir / "job.json", folder.JobRef)
     except DataError:
         return jobs.newest(run_dir)
-
-
-def _created(run_dir: Path) -> str:
-    """When the run's first event was, "" where that cannot be read."""
-    try:
-        with (run_dir / "events.jsonl").open("rb") as file:
-            first = decode_json(file.readline(_TAIL), folder.Event)
-    except (OSError, msgspec.DecodeError):
-        return ""
-    return first.t if first.event == "created" else ""
 
 
 def last_step(attempt: Path) -> steps.Step | None:

@@ -21,8 +21,10 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pitools.core.errors import DataError
 from pitools.core.files import plain_file
 from pitools.core.record import Record
+from pitools.run import folder
 
 Kind = Literal[
     "finished", "preempted", "time-limit", "node", "gpu", "network", "memory", "storage", "user", "hang", "cancelled",
@@ -176,6 +178,15 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
     exit_code: int | None = None
     jobs: int = 0
     moved_to: str = ""
+
+
+def ranks(attempt: Path, node: str) -> list[folder.Rank]:
+    """The ranks of an attempt that ran on a node, as far as they left their records."""
+    found = []
+    for path in (attempt / "ranks").glob("*.json"):
+        with contextlib.suppress(OSError, DataError):
+            found += [rank] if (rank := folder.read(path, folder.Rank)) and rank.node == node else []
+    return found
 
 
 def first_failure(attempt: Path) -> FirstFailure | None:

@@ -259,13 +259,11 @@ def job_logs(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("slurm-*.out"), key=lambda path: (ids(path), path.name))
 
 
-def ranks(attempt: Path, node: str) -> list[Rank]:
-    """The ranks of an attempt that ran on a node, as far as they left their records."""
-    found = []
-    for path in (attempt / "ranks").glob("*.json"):
-        with contextlib.suppress(OSError, DataError):
-            found += [rank] if (rank := read(path, Rank)) and rank.node == node else []
-    return found
+def first_event(run_dir: Path) -> Event | None:
+    """Return the first thing that was done to the run; None where that cannot be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), plain_file(run_dir / "events.jsonl") as file:
+        return decode_json(file.readline(4096), Event)
+    return None
 
 
 def write(path: Path, record: Record, *, durable: bool = False) -> None:

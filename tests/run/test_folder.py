@@ -29,6 +29,18 @@ def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
     assert [path.name for path in folder.attempts(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
 
 
+def test_the_first_event_is_read_alone(tmp_path: Path) -> None:
+    """Whatever follows it; where it is none, or there is none, nothing is known."""
+    assert folder.first_event(tmp_path) is None
+    folder.note(tmp_path, "created", site="alpha")
+    folder.note(tmp_path, "submitted", why='"event":"created"')
+    first = folder.first_event(tmp_path)
+    assert first is not None
+    assert (first.event, first.detail) == ("created", {"site": "alpha"})
+    (tmp_path / "events.jsonl").write_text('{"event":"created"\n')
+    assert folder.first_event(tmp_path) is None
+
+
 @pytest.mark.parametrize("text", ["", "1", "1 0", "1 ? n1", "x 0 n1", "1 0 n1 n2", "\xff"])
 def test_half_a_word_of_the_first_failure_is_none(tmp_path: Path, text: str) -> None:
     """The rank that writes it may be killed as it does; whole it says which code, rank and node."""

@@ -22,7 +22,7 @@ from pitools.core.errors import PitError
 from pitools.core.record import Record
 from pitools.launch.attempt.node_step import run_on_nodes
 from pitools.run import folder
-from pitools.run.attempt import Start
+from pitools.run.attempt import Start, ranks
 
 _KMSG = Path("/dev/kmsg")
 _ASK_S = 8.0
@@ -61,7 +61,7 @@ def here(attempt: Path, node: str) -> None:
     start = folder.read(attempt / "start.json", Start)
     since = datetime.fromisoformat(start.started) if start else datetime.now(UTC) - timedelta(minutes=5)
     said = kernel_log(since)
-    for rank in folder.ranks(attempt, node):
+    for rank in ranks(attempt, node):
         if Path(f"/proc/{rank.pid}").exists():
             continue
         what = said.get(rank.pid, "") if said is not None else ""

@@ -23,6 +23,7 @@ from pitools.core.errors import PitError
 from pitools.core.files import own
 from pitools.launch.attempt.node_step import run_on_nodes
 from pitools.run import folder
+from pitools.run.attempt import ranks
 
 SIGNAL = signal.SIGQUIT
 _ALL_NODES_S = 20.0
@@ -57,7 +58,7 @@ def everywhere(attempt: Path, node_list: str) -> None:
 
 def here(attempt: Path, node: str) -> list[int]:
     """Collect the stacks of this node's ranks; returns their numbers."""
-    found = {rank.rank: rank.pid for rank in folder.ranks(attempt, node) if _is_ours(rank, attempt)}
+    found = {rank.rank: rank.pid for rank in ranks(attempt, node) if _is_ours(rank, attempt)}
     (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
     with ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda rank: _of_rank(attempt, rank, found[rank]), found))

@@ -163,8 +163,8 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
             return True
         if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
             return False
-        with (run_dir / "events.jsonl").open("rb") as file:
-            return b'"event":"created"' in file.readline(4096)
+        first = folder.first_event(run_dir)
+        return first is not None and first.event == "created"
     except OSError:
         return False
 

@@ -91,7 +91,8 @@ def test_what_is_not_its_own_is_left_alone(runs: Runs, cluster: Cluster) -> None
     for name in ("ticket", "other", "old"):
         runs.attempt(runs.make(name))
     cluster.states["100"] = "NODE_FAIL"
-    (runs.root / "ticket" / "events.jsonl").write_text('{"schema":"pit.event/1","t":"","event":"submitted"}\n')
+    event = '{"schema":"pit.event/1","t":"","event":"submitted","detail":{"event":"created"}}'
+    (runs.root / "ticket" / "events.jsonl").write_text(event + "\n")
     plan = load_plan(runs.root / "other")
     (runs.root / "other" / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site="beta")))
     (runs.root / "old" / "jobs").rename(runs.root / "old" / "no-jobs")
