@@ -17,10 +17,10 @@ from pitools.slurm.states import is_finished
 
 def path(run_dir: Path, rank: int) -> Path | None:
     """The rank's log of the last attempt, or that of the staging in which it ended; the job's own before; or None."""
-    made = folder.attempts(run_dir)
-    if made and (log := made[-1] / "logs" / f"{rank}.out").exists():
+    last = folder.last_attempt(run_dir)
+    if last and (log := last / "logs" / f"{rank}.out").exists():
         return log
-    if made and (made[-1] / "exit.json").exists() and (failed := _failed_staging(made[-1] / "logs")):
+    if last and (last / "exit.json").exists() and (failed := _failed_staging(last / "logs")):
         return failed
     # supervisor.out, supervisor.1.out, …, supervisor.10.out
     supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))

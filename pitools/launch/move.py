@@ -150,8 +150,7 @@ def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Mo
             what = f"job {ref.job_id} did not save and end within {stop_s:g} s"
             raise TryLater(what, where=str(run_dir), hint="give it longer: --stop-within")
         time.sleep(_LOOK_S)
-    made = folder.attempts(run_dir)
-    ended = settling.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    ended = folder.last_exit(run_dir)
     # What was ended, and not asked, may call that a success.
     if ended and ended.exit_code == 0 and (_notice(was) or site.scheduler == "none" or state == "COMPLETED"):
         with held(run_dir / settling.LOCK, f"run {run_dir.name}", wait_s=20.0):
@@ -163,8 +162,7 @@ def _stop(run_dir: Path, was: Plan, site: Site, mine: Move, stop_s: float) -> Mo
 
 def _has_exited(run_dir: Path, ref: folder.JobRef) -> bool:
     """Whether the job's script has seen its ranks end."""
-    made = folder.attempts(run_dir)
-    ended = settling.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    ended = folder.last_exit(run_dir)
     return ended is not None and ended.job_id == ref.job_id
 
 

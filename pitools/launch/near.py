@@ -119,11 +119,8 @@ def _of_folder(site: Site, name: str) -> Seen:
 
 
 def _exit_code(run_dir: Path) -> int | None:
-    made = folder.attempts(run_dir)
-    with contextlib.suppress(DataError):
-        ended = folder.read(made[-1] / "exit.json", folder.Attempt) if made else None
-        return ended.exit_code if ended else None
-    return None
+    ended = folder.last_exit(run_dir)
+    return ended.exit_code if ended else None
 
 
 def _leave(run_dir: Path) -> str:

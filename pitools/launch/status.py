@@ -149,8 +149,8 @@ def _fresher(seen: RunSnapshot, state: str) -> str:
     """A job just submitted waits, and one whose script has just begun runs, before Slurm's next answer says so."""
     if seen.job is None or seen.job.host:  # a process here: its supervisor is the last word
         return state
-    last = folder.attempts(seen.run_dir)[-1:]
-    start = settling.read(last[0] / "start.json", Start) if last else None
+    last = folder.last_attempt(seen.run_dir)
+    start = settling.read(last / "start.json", Start) if last else None
     if start and start.job_id == seen.job.job_id and not seen.ended and _is_fresh(start.started):
         return "RUNNING"
     return "PENDING" if _is_fresh(seen.job.submitted) else state
@@ -287,5 +287,5 @@ def once(told: set[str], tell: Callable[[str], None]) -> Callable[[str], None]:
 
 def summary(run_dir: Path) -> steps.Summary | None:
     """What the step logs of the last attempt add up to."""
-    made = folder.attempts(run_dir)
-    return steps.summarize(steps.read(path) for path in (made[-1] / "steps").glob("*.jsonl")) if made else None
+    last = folder.last_attempt(run_dir)
+    return steps.summarize(steps.read(path) for path in (last / "steps").glob("*.jsonl")) if last else None

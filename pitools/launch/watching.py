@@ -101,8 +101,8 @@ def picture(runs: Sequence[Run], said: Sequence[str]) -> Table:
     for name in ("run", "state", "job", "attempt", "steps", "loss", "cause", "waits for", "expected start"):
         table.add_column(name, no_wrap=True, min_width=22 if name == "run" else None)
     for run in runs:
-        made = folder.attempts(Path(run.run_dir))
-        step = status.last_step(made[-1]) if made else None
+        last = folder.last_attempt(Path(run.run_dir))
+        step = status.last_step(last) if last else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
         # Reasons quote logs: nothing in them is markup.
         cells = (run.run_id, run.state, run.job_id, run.attempt, str(run.steps), loss, run.cause, run.pending_reason,

@@ -250,6 +250,13 @@ def last_attempt(run_dir: Path) -> Path | None:
     return next(reversed(attempts(run_dir)), None)
 
 
+def last_exit(run_dir: Path) -> Attempt | None:
+    """Return how the run's newest attempt ended; None before that, or where its record cannot be read."""
+    with contextlib.suppress(DataError, OSError):
+        return read(last / "exit.json", Attempt) if (last := last_attempt(run_dir)) else None
+    return None
+
+
 def job_logs(run_dir: Path) -> list[Path]:
     """The outputs of the run's jobs, oldest first: ids sort as numbers."""
 

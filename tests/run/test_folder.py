@@ -29,6 +29,21 @@ def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
     assert [path.name for path in folder.attempts(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
 
 
+def test_how_the_last_attempt_ended(tmp_path: Path) -> None:
+    """Of the newest alone, whose end counts once its record is whole."""
+    assert (folder.last_attempt(tmp_path), folder.last_exit(tmp_path)) == (None, None)
+    ends = [folder.Attempt(job_id="7", exit_code=code, ended="") for code in (1, 0)]
+    folder.write(tmp_path / "attempts" / "9" / "exit.json", ends[0])
+    assert folder.last_exit(tmp_path) == ends[0]
+    newest = tmp_path / "attempts" / "10"
+    newest.mkdir()
+    assert (folder.last_attempt(tmp_path), folder.last_exit(tmp_path)) == (newest, None)
+    (newest / "exit.json").write_bytes(b"")
+    assert folder.last_exit(tmp_path) is None
+    folder.write(newest / "exit.json", ends[1])
+    assert folder.last_exit(tmp_path) == ends[1]
+
+
 def test_the_first_event_is_read_alone(tmp_path: Path) -> None:
     """Whatever follows it; where it is none, or there is none, nothing is known."""
     assert folder.first_event(tmp_path) is None

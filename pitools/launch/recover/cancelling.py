@@ -105,15 +105,14 @@ def _withdraw(run_dir: Path, moving: Verdict | None) -> None:
 
 def _has_finished(run_dir: Path) -> bool:
     """Whether the run's last attempt ended well, though nobody has given its verdict yet."""
-    made = folder.attempts(run_dir)
-    ended = settling.read(made[-1] / "exit.json", folder.Attempt) if made else None
+    ended = folder.last_exit(run_dir)
     return ended is not None and ended.exit_code == 0 and ended.state in ("", "COMPLETED")
 
 
 def _ended_by_itself(run_dir: Path) -> bool:
     """Whether nobody told the last attempt to end, which a program may call a success; never of an array's tasks."""
-    last = folder.attempts(run_dir)[-1]
-    return last.name.isdecimal() and not end.was_told(last)
+    last = folder.last_attempt(run_dir)
+    return last is not None and last.name.isdecimal() and not end.was_told(last)
 
 
 def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
@@ -165,7 +164,7 @@ def _are_gone(run_dir: Path, wait_s: float) -> bool:
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.05)
-    for attempt in folder.attempts(run_dir)[-1:]:
+    if attempt := folder.last_attempt(run_dir):
         _end_survivors(attempt)
     return True
 

@@ -57,8 +57,8 @@ def leave_it(run_dir: Path, ref: folder.JobRef) -> None:
 
 def _last(run_dir: Path, ref: folder.JobRef) -> Start | None:
     """The start of the run's newest attempt, if this job made it."""
-    made = folder.attempts(run_dir)
-    start = settling.read(made[-1] / "start.json", Start) if made else None
+    last = folder.last_attempt(run_dir)
+    start = settling.read(last / "start.json", Start) if last else None
     return start if start and start.job_id == ref.job_id else None
 
 

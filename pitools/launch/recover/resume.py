@@ -188,11 +188,9 @@ def _said_so(run_dir: Path, ref: folder.JobRef) -> bool:
 
 def _last_of(run_dir: Path, ref: folder.JobRef) -> Path | None:
     """The newest attempt, if it is this job's."""
-    made = folder.attempts(run_dir)
-    if not made:
-        return None
-    start = folder.read(made[-1] / "start.json", Start)
-    return made[-1] if start is None or start.job_id in ("", ref.job_id) or start.job >= ref.number else None
+    last = folder.last_attempt(run_dir)
+    start = folder.read(last / "start.json", Start) if last else None
+    return last if start is None or start.job_id in ("", ref.job_id) or start.job >= ref.number else None
 
 
 def _left(run_dir: Path, state: str) -> Resumed:

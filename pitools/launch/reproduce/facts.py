@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from pitools.core.errors import DataError
 from pitools.core.record import Record
 from pitools.launch.plan import Plan, load_plan
 from pitools.launch.reproduce import code, environment, guard, provenance
@@ -136,9 +134,8 @@ def _outcome(run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "verdict", f"{verdict.state}: {verdict.kind}"
     if made:
         yield "attempts", str(len(made))
-        with contextlib.suppress(DataError):  # half a record of its end says nothing
-            if ended := folder.read(made[-1] / "exit.json", folder.Attempt):
-                yield "exit code", str(ended.exit_code)
+    if ended := folder.last_exit(run_dir):
+        yield "exit code", str(ended.exit_code)
     for one in reversed(made):
         log = one / "steps" / "0.jsonl"
         if log.is_file() and (lines := steps.read(log)):

@@ -78,18 +78,18 @@ def _joint(seen: list[Rate]) -> Rate:
 def _of_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Rate] | None:
     try:
         plan = decode_json((run_dir / "plan.json").read_bytes(), _Planned)
-        made = folder.attempts(run_dir)
-        if plan.site != site.name or not made:
+        last = folder.last_attempt(run_dir)
+        if plan.site != site.name or not last:
             return None
-        ranks = len(list((made[-1] / "steps").glob("*.jsonl")))
-        steps = _tail(made[-1] / "steps" / "0.jsonl")
-        ended = folder.read(made[-1] / "exit.json", folder.Attempt)
+        ranks = len(list((last / "steps").glob("*.jsonl")))
+        steps = _tail(last / "steps" / "0.jsonl")
     except (OSError, msgspec.DecodeError, PitError):
         return None  # a run that cannot be read says nothing of speed
     settled = [step.wall_s for step in steps if step.step > 0 and step.wall_s > 0]
     if not settled or not steps[-1].samples:
         return None
     step_s, batch = median(settled), steps[-1].samples * ranks
+    ended = folder.last_exit(run_dir)
     whole = ended is not None and ended.exit_code == 0
     share = _share(request.args, plan.request.args)
     samples = batch * (steps[-1].step + 1) * share if whole and share else None
