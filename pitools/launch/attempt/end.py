@@ -49,11 +49,9 @@ def first(attempt: Path, code: int) -> int:
 
 def was_told(attempt: Path) -> bool:
     """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
-    try:
-        text = (attempt / "signals.jsonl").read_text()
-    except OSError:
-        return False
-    return any(name in text for name in _SLURM_ENDS_US)
+    from pitools.launch.recover import evidence
+
+    return any(one.signal in _SLURM_ENDS_US for one in evidence.signals(attempt))
 
 
 def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> str:

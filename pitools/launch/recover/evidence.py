@@ -106,7 +106,7 @@ def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, dee
         hosts=hosts,
         first=first,
         failures=failures,
-        signals=_signals(attempt / "signals.jsonl"),
+        signals=signals(attempt),
         hang=hang,
         last_step=_last_steps(attempt / "steps"),
         progress=later.progress if later else progress(run_dir),
@@ -203,8 +203,9 @@ def _beside(attempt: Path) -> Iterator[Evidence]:
                            rank=oom.rank, node=oom.node, rule="kernel-oom")  # fmt: skip
 
 
-def _signals(path: Path) -> tuple[Signal, ...]:
-    return tuple(_lines(path, Signal, 65536))
+def signals(attempt: Path) -> tuple[Signal, ...]:
+    """Return what the job was sent while an attempt ran, oldest first."""
+    return tuple(_lines(attempt / "signals.jsonl", Signal, 65536, end=True))
 
 
 def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:

@@ -164,6 +164,8 @@ def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
     assert heard == [10, 12]
     assert said[0].left_s is not None
     assert said[0].left_s > 0
+    with (made / "signals.jsonl").open("a") as file:
+        file.write('{"schema":"pit.signal/1","t":"SIGTERM","signal":"SIGHUP"}\n{"signal":"SIGTERM"\n')
     assert not end.was_told(made)
     signals.note(made, 15, None)
     assert end.was_told(made)
