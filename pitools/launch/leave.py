@@ -20,6 +20,7 @@ from pathlib import Path
 
 LINK = "leave"
 NO = "no"
+_RUN = "run."
 NO_LEAVE = 75
 
 _DONE = """\
@@ -27,8 +28,8 @@ grep -qs '"exit_code":0,' {attempts}/*/exit.json && exit 0
 """
 _PLAIN = """\
 # This job may run once, here or elsewhere: see pitools/launch/leave.py.
-ln -sT "run.$SLURM_JOB_ID" {link} 2>/dev/null
-[ "$(readlink {link})" = "run.$SLURM_JOB_ID" ] || exit {code}
+ln -sT "{run}$SLURM_JOB_ID" {link} 2>/dev/null
+[ "$(readlink {link})" = "{run}$SLURM_JOB_ID" ] || exit {code}
 """
 
 
@@ -38,19 +39,24 @@ def script(text: str, run_dir: str) -> str:
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     ask = (_PLAIN + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, attempts=shlex.quote(f"{run_dir}/attempts")
+        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, run=_RUN, attempts=shlex.quote(f"{run_dir}/attempts")
     )
     return "".join([*lines[:head], ask, *lines[head:]])
 
 
 def word(job_id: str) -> str:
     """The word that lets this job of Slurm's run."""
-    return f"run.{job_id}"
+    return f"{_RUN}{job_id}"
+
+
+def granted_job_id(word: str) -> str:
+    """Return the id of the job that a word lets run, or has let; "" of NO, and where there is no word yet."""
+    return word.removeprefix(_RUN) if word.startswith(_RUN) else ""
 
 
 def may_run(word: str) -> bool:
     """Whether a word lets a job run, or has let it."""
-    return word.startswith("run.")
+    return bool(granted_job_id(word))
 
 
 def take(run_dir: Path, word: str) -> str:

@@ -71,7 +71,7 @@ def _in_queue(slurm: Client, name: str, path: Path) -> str | None:
 
 def _first(path: Path, ids: Sequence[str]) -> str:
     """Which of several may run: the one that has leave, or else the lowest, which gets it here."""
-    held = leave.take(path, leave.word(ids[0])).removeprefix("run.")
+    held = leave.granted_job_id(leave.take(path, leave.word(ids[0])))
     return held if held in ids else ids[0]
 
 

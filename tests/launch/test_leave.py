@@ -48,6 +48,12 @@ def test_of_two_jobs_of_one_name_one_runs(ticket: Path) -> None:
     assert (codes, ran(ticket)) == ([0, leave.NO_LEAVE], ["7"])
 
 
+def test_a_word_names_its_job() -> None:
+    """The word that lets a job run has its id; no other word, and no word, lets any."""
+    assert leave.granted_job_id(leave.word("7")) == "7"
+    assert [leave.may_run(word) for word in (leave.word("7"), leave.NO, "", "7")] == [True, False, False, False]
+
+
 def test_what_was_taken_back_does_not_run(ticket: Path) -> None:
     """After `no` the job ends with 75, whenever Slurm starts it."""
     assert leave.take(ticket, leave.NO) == leave.NO

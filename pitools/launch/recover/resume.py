@@ -151,9 +151,7 @@ def _the_one_that_ran(run_dir: Path, ref: folder.JobRef) -> folder.JobRef:
     word = ""
     with contextlib.suppress(OSError):
         word = leave.told(jobs.at(run_dir, ref.number))
-    if leave.may_run(word) and word != leave.word(ref.job_id):
-        return replace(ref, job_id=word.removeprefix("run."))
-    return ref
+    return replace(ref, job_id=leave.granted_job_id(word) or ref.job_id)
 
 
 def _has_ended(run_dir: Path, site: Site, ref: folder.JobRef, state: str) -> bool:
