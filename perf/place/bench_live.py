@@ -83,6 +83,7 @@ echo "E $(date +%s.%N) $NUMBER" >> "$RAN"
 at={{ run_dir }}/attempts/${SLURM_RESTART_COUNT:-0}
 mkdir -p "$at"
 printf '{"schema":"pit.attempt/1","job_id":"%s","exit_code":0,"ended":""}' "$SLURM_JOB_ID" > "$at/exit.json"
+touch "$at/succeeded"
 """
 DOWN_S = 5.0
 MOST_CALLS = 5.0  # of slurmctld, those of its own nodes included

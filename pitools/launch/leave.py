@@ -18,13 +18,15 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from pitools.run.attempt import SUCCEEDED
+
 LINK = "leave"
 NO = "no"
 _RUN = "run."
 NO_LEAVE = 75
 
 _DONE = """\
-grep -qs '"exit_code":0,' {attempts}/*/exit.json && exit 0
+for done in {attempts}/*/{succeeded}; do [ -e "$done" ] && exit 0; done
 """
 _PLAIN = """\
 # This job may run once, here or elsewhere: see pitools/launch/leave.py.
@@ -39,8 +41,9 @@ def script(text: str, run_dir: str) -> str:
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     ask = (_PLAIN + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, run=_RUN, attempts=shlex.quote(f"{run_dir}/attempts")
-    )
+        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, run=_RUN,
+        attempts=shlex.quote(f"{run_dir}/attempts"), succeeded=SUCCEEDED,
+    )  # fmt: skip
     return "".join([*lines[:head], ask, *lines[head:]])
 
 

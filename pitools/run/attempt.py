@@ -11,6 +11,7 @@ attempts/<n>/           n counts the starts of the run, over all its jobs; `<tas
     oom/<rank>.json     pit.oom/1: a rank that the kernel killed for want of memory
     decision.json       pit.decision/1: what was decided to follow
     exit.json           pit.attempt/1: how the script saw it end; absent while it runs, and where the node went with it
+    succeeded           an empty file, made after exit.json where that says exit code 0: what a script can ask for
     cause.json          pit.cause/1: why it ended, with what that rests on
 """
 
@@ -30,6 +31,7 @@ Kind = Literal[
     "finished", "preempted", "time-limit", "node", "gpu", "network", "memory", "storage", "user", "hang", "cancelled",
     "unknown",
 ]  # fmt: skip
+SUCCEEDED = "succeeded"
 VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 
 

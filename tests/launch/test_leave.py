@@ -13,6 +13,7 @@ import pytest
 
 from pitools.launch import leave, near
 from pitools.run import folder
+from pitools.run.attempt import SUCCEEDED
 from pitools.site.model import Paths, Site
 
 
@@ -73,9 +74,7 @@ def test_a_requeued_job_goes_on_unless_it_had_completed(ticket: Path) -> None:
     assert start(ticket, "7").wait() == 0
     assert ran(ticket) == ["7", "7"]
     (ticket / "attempts" / "1").mkdir()
-    (ticket / "attempts" / "1" / "exit.json").write_text(
-        '{"schema":"pit.attempt/1","job_id":"7","exit_code":0,"ended":""}'
-    )
+    (ticket / "attempts" / "1" / SUCCEEDED).touch()
     assert start(ticket, "7").wait() == 0
     assert ran(ticket) == ["7", "7"]
 

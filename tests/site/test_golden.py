@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pitools.run import folder
+from pitools.run.attempt import SUCCEEDED
 from pitools.site import load, standalone
 
 GOLDEN = runpy.run_path(str(Path(__file__).with_name("golden.py")))
@@ -44,6 +46,26 @@ def test_a_job_s_own_logs_are_their_owner_s(repo: Path, tmp_path: Path) -> None:
     with out.open("a") as stdout, err.open("a") as stderr:
         subprocess.run(["bash", "-c", script], stdout=stdout, stderr=stderr, check=True)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (out, err)] == [0o644, 0o644]
+
+
+@pytest.mark.parametrize(("code", "first_failure", "ended"), [("0", "", 0), ("143", "", 143), ("143", "3 1 n2\n", 3)])
+def test_the_script_itself_writes_an_end_that_nothing_else_wrote(
+    repo: Path, tmp_path: Path, code: str, first_failure: str, ended: int
+) -> None:
+    """As the record has it, with the first failure's code, and marked as a success where it is one; again as well."""
+    text = (repo / "tests" / "golden" / "alpha" / "train.sbatch").read_text()
+    function = text[text.index("last_word() {") :].partition("\n}\n")[0] + "\n}\n"
+    (tmp_path / "first_failure").write_text(first_failure)
+    env = {"PATH": "/usr/bin:/bin", "PIT_ATTEMPT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    for _ in range(2):
+        argv = ["bash", "-c", f"{function}last_word {code}"]
+        done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"{ended}\n", "")
+        record = folder.read(tmp_path / "exit.json", folder.Attempt)
+        assert record is not None
+        assert (record.job_id, record.exit_code) == ("7", ended)
+        assert (tmp_path / SUCCEEDED).exists() == (ended == 0)
+        (tmp_path / SUCCEEDED).unlink(missing_ok=True)  # as if it was killed before that
 
 
 @pytest.mark.slurm

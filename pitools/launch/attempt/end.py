@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,10 @@ def end(job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool =
     """
     code = code if state else first(attempt, code)
     ended = folder.Attempt(job_id=job.job_id, exit_code=code, ended=clock.now(), state=state)
-    folder.write(attempt / "exit.json", ended)
+    folder.write(attempt / "exit.json", ended, durable=True)
+    if code == 0:
+        with contextlib.suppress(OSError):  # without it the next start of this job reads exit.json
+            (attempt / records.SUCCEEDED).touch(0o644)
     if job.mode == "none":
         return str(code)
     try:

@@ -147,6 +147,19 @@ def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: p
     assert begin.begin(job(tmp_path, mode="run"), ends=ENDS).name == "1"  # and an attempt that nobody could judge
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_success_is_marked_after_its_record(tmp_path: Path, code: int) -> None:
+    """An attempt whose record cannot be written has no mark."""
+    made = begin.begin(job(tmp_path), ends=ENDS)
+    (made / "exit.json").mkdir()
+    with pytest.raises(ClusterError):
+        end.end(job(tmp_path), made, code)
+    assert not (made / records.SUCCEEDED).exists()
+    (made / "exit.json").rmdir()
+    assert end.end(job(tmp_path), made, code) == str(code)
+    assert (made / records.SUCCEEDED).exists() == (code == 0)
+
+
 def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
     """Once each, though Slurm may send them to the script and to us; later ones again."""
     heard: list[int] = []
