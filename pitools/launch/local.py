@@ -167,9 +167,9 @@ def supervise(run_dir: Path, number: int = 0) -> int:
         stopper.attempt = attempt
         code = _run(plan, run_dir, attempt, stopper)
         state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
-        said = end.end(job, attempt, code, state=state)
-        if said != end.AGAIN:
-            return int(said)
+        job_code = end.end(job, attempt, code, state=state)
+        if job_code is not None:
+            return job_code
 
 
 class _Stopper:

@@ -28,7 +28,7 @@ def ways(clusters: Path, repo: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of perf/run launch_submit_once: each fault once, four killed senders, and one job each, that ran once."""
+    """A sample of `perf/run launch_submit_once`: each fault once, four killed senders, one job each, that ran once."""
     from perf.launch import slurm_proxy
 
     # This cluster's own word would be 20 s; the proxy keeps a request for 4.

@@ -2,7 +2,7 @@
 
     python -m pitools.launch.attempt begin                   make the attempt's folder; its path is the one line printed
     python -m pitools.launch.attempt attend [NAME] -- srun … run a step, heard and watched, to an end that is bounded
-    python -m pitools.launch.attempt end CODE                say how it ended; prints `again`, or the script's exit code
+    python -m pitools.launch.attempt end CODE                say how it ended; prints `retry`, or the script's exit code
 
 Exit codes of ours, of a rank, an attempt, or the script; the program's own codes are passed on as they are, and none
 of ours is 253 (Slurm's, for memory) or of 128 to 192 (signals):

@@ -10,6 +10,7 @@ from pathlib import Path
 from pitools.core.errors import PitError
 from pitools.launch.attempt import codes, patient
 
+RETRY = "retry"
 _USAGE = "usage: python -m pitools.launch.attempt begin | attend NAME -- COMMAND… | end CODE"
 
 
@@ -50,7 +51,8 @@ def _end(code: int, waited_s: float) -> int:
     from pitools.launch.attempt import end, where
 
     attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
-    print(end.end(where.job(os.environ), attempt, code, in_slurm=True, waited_s=waited_s))
+    job_code = end.end(where.job(os.environ), attempt, code, in_slurm=True, waited_s=waited_s)
+    print(RETRY if job_code is None else job_code)
     return 0
 
 

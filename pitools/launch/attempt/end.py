@@ -14,19 +14,20 @@ from pitools.launch.attempt.where import Job
 from pitools.run import attempt as records
 from pitools.run import folder
 
-AGAIN = "again"
 _SLURM_ENDS_US = ("SIGTERM", "SIGINT")
 _AWAY_S = 0.4  # a controller that is there answers sooner
 _TURNS = 1000  # a loop that makes so many attempts in one job is a fault of ours
 
 
-def end(job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool = False, waited_s: float = 0.0) -> str:
-    """Write down how an attempt ended and do what follows; returns AGAIN, or the job's exit code as text.
+def end(
+    job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool = False, waited_s: float = 0.0
+) -> int | None:
+    """Write down how an attempt ended and do what follows; returns the job's exit code, None for another attempt.
 
     code: of the step. state: in Slurm's words, where the caller knows it, and then the code is the attempt's already.
     in_slurm: Slurm is there, to be asked, and waited for. waited_s: for storage that had to come back, already.
     Only exit.json is of importance to the job itself: where the judge or what it asks for fails, the job ends with the
-    ranks' own code. Raises OSError where exit.json cannot be written.
+    ranks' own code. Raises ClusterError where exit.json cannot be written.
     """
     code = code if state else first(attempt, code)
     ended = folder.Attempt(job_id=job.job_id, exit_code=code, ended=clock.now(), state=state)
@@ -35,12 +36,12 @@ def end(job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool =
         with contextlib.suppress(OSError):  # without it the next start of this job reads exit.json
             (attempt / records.SUCCEEDED).touch(0o644)
     if job.mode == "none":
-        return str(code)
+        return code
     try:
         return _follow(job, attempt, code, in_slurm, waited_s)
     except Exception as error:  # noqa: BLE001 (the ranks' exit code matters more than our recovery)
         print(f"pit: attempt {attempt.name} ended with {code}, and what follows failed: {error!r}", file=sys.stderr)
-        return str(code)
+        return code
 
 
 def first(attempt: Path, code: int) -> int:
@@ -58,7 +59,7 @@ def was_told(attempt: Path) -> bool:
     return any(one.signal in _SLURM_ENDS_US for one in evidence.signals(attempt))
 
 
-def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> str:
+def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:
     start = folder.read(attempt / "start.json", records.Start)
     left = left_s(start)
     ending = was_told(attempt)
@@ -79,7 +80,7 @@ def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float)
     if decided.action == "again" and not ending and len(folder.attempts(job.run_dir)) < _TURNS:
         print(f"pit: attempt {attempt.name}: {decided.reason}: again", file=sys.stderr)
         time.sleep(max(0.0, decided.wait_s - waited_s))
-        return AGAIN
+        return None
     goes_on = decided.action in ("resubmit", "wait") and code in codes.STOPPED
     saved = goes_on and start is not None and progress(job.run_dir) > start.progress
-    return str(codes.TO_BE_CONTINUED if saved else code)
+    return codes.TO_BE_CONTINUED if saved else code

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pitools.core import clock
 from pitools.core.errors import ClusterError, UsageError
 from pitools.launch import jobs, leave
+from pitools.launch.attempt import __main__ as program
 from pitools.launch.attempt import begin, codes, end, fence, follow, notice, signals, where
 from pitools.launch.recover import settling
 from pitools.run import attempt as records
@@ -128,11 +130,28 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
     assert left[0] > 0 > left[1]
 
 
+@pytest.mark.parametrize(("action", "word"), [("again", program.RETRY), ("stop", "9")])
+def test_what_the_script_is_told(
+    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    action: Literal["again", "stop"], word: str,
+) -> None:  # fmt: skip
+    """One word for another attempt, which the script knows, or its own exit code."""
+    made = begin.begin(job(tmp_path, mode="run"), ends=ENDS)
+    decided = records.Decision(attempt="0", action=action, kind="node", reason="")
+    monkeypatch.setattr(end.patient, "until_slurm_answers", lambda _: False)
+    monkeypatch.setattr(end.follow, "judged", lambda *_, **__: decided)
+    monkeypatch.setattr(where, "job", lambda _: job(tmp_path, mode="run"))
+    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(made))
+    assert program.main(["end", "9"]) == 0
+    assert capsys.readouterr().out == f"{word}\n"
+    assert f'[ "$said" = {program.RETRY} ] || exit "$said"' in (repo / "sbatch_templates" / "_loop.sh.j2").read_text()
+
+
 def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
     """srun returns the highest code of all; what counts is the first rank's."""
     made = begin.begin(job(tmp_path), ends=ENDS)
     (made / "first_failure").write_text("3 1 n2\n")
-    assert end.end(job(tmp_path), made, 143) == "3"
+    assert end.end(job(tmp_path), made, 143) == 3
     ended = folder.read(made / "exit.json", folder.Attempt)
     assert ended is not None
     assert ended.exit_code == 3
@@ -142,7 +161,7 @@ def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: p
     """A run whose plan is damaged still ends with its ranks' code."""
     made = begin.begin(job(tmp_path), ends=ENDS)
     (tmp_path / "plan.json").write_text("{")
-    assert end.end(job(tmp_path, mode="run"), made, 9) == "9"
+    assert end.end(job(tmp_path, mode="run"), made, 9) == 9
     assert "what follows failed" in capsys.readouterr().err
     assert begin.begin(job(tmp_path, mode="run"), ends=ENDS).name == "1"  # and an attempt that nobody could judge
 
@@ -156,7 +175,7 @@ def test_a_success_is_marked_after_its_record(tmp_path: Path, code: int) -> None
         end.end(job(tmp_path), made, code)
     assert not (made / records.SUCCEEDED).exists()
     (made / "exit.json").rmdir()
-    assert end.end(job(tmp_path), made, code) == str(code)
+    assert end.end(job(tmp_path), made, code) == code
     assert (made / records.SUCCEEDED).exists() == (code == 0)
 
 
