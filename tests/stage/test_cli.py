@@ -239,8 +239,9 @@ def test_a_plain_store_that_is_used_again_is_used_now(store: Path, root: Path, p
     """A set that `run` found in place is not the next to be evicted."""
     version = records(pit_stage("run", store, "--to", root)[1])[0]["version"]
     os.utime(root / ".leases" / version, (0, 0))
+    before = time.time()
     assert records(pit_stage("run", store, "--to", root)[1])[0]["state"] == "present"
-    assert time.time() - (root / ".leases" / version).stat().st_mtime < 60
+    assert (root / ".leases" / version).stat().st_mtime > before - 1
 
 
 def test_an_array_that_lost_its_metadata_is_said(tmp_path: Path, root: Path, pit_stage: Cli):
@@ -417,7 +418,7 @@ def test_bwlimit(make_dataset, root: Path, pit_stage: Cli):
     folder = make_dataset({str(i): os.urandom(1 << 20) for i in range(6)})
     code, out, _ = pit_stage("run", folder, "--to", root, "--bwlimit", "8MiB")
     assert code == 0
-    assert 0.3 < records(out)[0]["wall_s"] < 10
+    assert records(out)[0]["wall_s"] > 0.3
 
 
 @pytest.mark.usefixtures("interruptible")

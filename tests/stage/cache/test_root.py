@@ -468,8 +468,9 @@ def test_staging_is_a_use(small: Path, root: Path):
     roots.prepare(root)
     roots.touch_lease(root, small.name)
     os.utime(root / ".leases" / small.name, (1000, 1000))
+    before = time.time()
     stage(load(small), root)
-    assert time.time() - lease.last_used(root, small.name) < 10
+    assert lease.last_used(root, small.name) > before - 1
 
 
 def test_who_locks_a_version_makes_its_lease_file(root: Path):

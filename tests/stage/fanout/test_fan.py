@@ -11,52 +11,83 @@ from typing import Any, cast
 
 import pytest
 
-from pitools.stage.fanout.fan import joined
+from pitools.stage.fanout import fan
 from pitools.stage.fanout.group import Group, Patience
 from pitools.stage.source import Source
 
-GroupOf = Callable[[int], Group]
+GroupOf = Callable[..., Group]
 NOWHERE = cast(Source, None)  # nothing is read
 
 
 @pytest.fixture
 def group() -> GroupOf:
-    """A group of nodes on this machine, as its n-th node knows it."""
+    """A group of some nodes on this machine, as its n-th knows it."""
     job, secret = secrets.token_hex(4), secrets.token_bytes(16)
     names = ["n0", "n1", "n2"]
-    return lambda me: Group(names, ["127.0.0.1"] * len(names), me, job, (20000, 31999), secret)
+    return lambda me, count=3: Group(names[:count], ["127.0.0.1"] * count, me, job, (20000, 31999), secret)
 
 
-def join(group: GroupOf, me: int, tmp_path: Path) -> Any:
-    return joined(NOWHERE, [], "v", [tmp_path], group(me), Patience())
+class Clock:
+    """Time as it is, and what passed asleep, in no time."""
+
+    passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
 
 
-def fail(group: GroupOf, me: int, tmp_path: Path) -> None:
-    with join(group, me, tmp_path):
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of a node that waits for the others."""
+    clock = Clock()
+    monkeypatch.setattr(fan, "time", clock)
+    return clock
+
+
+def join(group: Group, tmp_path: Path) -> Any:
+    return fan.joined(NOWHERE, [], "v", [tmp_path], group, Patience())
+
+
+def fail(group: Group, tmp_path: Path) -> None:
+    with join(group, tmp_path):
         raise FileNotFoundError("the source")
 
 
-def test_a_node_that_fails_was_seen(group, tmp_path) -> None:
+def test_a_node_that_fails_was_seen(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
     """Who never met it knows that it was there, and so that it is gone; it is not taken for one that has all."""
-    with join(group, 0, tmp_path) as there:
+    with join(group(0), tmp_path) as there:
         assert not there.source.board.seen[1]
-        began = time.monotonic()
         with pytest.raises(FileNotFoundError):
-            fail(group, 1, tmp_path)
-        assert time.monotonic() - began < 10  # n2 never comes, and is not visited for long
+            fail(group(1), tmp_path)
+        assert 0 < clock.passed_s < 5  # n2 never comes, and is not visited for long
         assert there.source.board.seen[1]
         assert not there.source.board.finished[1]
 
 
-def test_who_comes_a_moment_later_sees_it(group, tmp_path) -> None:
+def test_a_node_alone_waits_for_nobody(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
+    """When it is done it ends; one that does not know what became of another stays."""
+    for count in (1, 2):
+        with join(group(0, count), tmp_path) as there:
+            there.all_done()
+            there.linger()
+        assert bool(clock.passed_s) == (count > 1)
+
+
+def test_who_comes_a_moment_later_sees_it(
+    group: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     """A node that fails at once is seen also by one that begins to listen a little later."""
+    monkeypatch.setattr(fan, "_EARLY_S", 60.0)
     child = os.fork()
     if not child:
         try:
-            fail(group, 1, tmp_path)
+            fail(group(1, 2), tmp_path)
         finally:
             os._exit(0)
     time.sleep(0.5)
-    with join(group, 0, tmp_path) as there:
+    with join(group(0, 2), tmp_path) as there:
         os.waitpid(child, 0)
         assert there.source.board.seen[1]
