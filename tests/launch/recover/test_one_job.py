@@ -213,7 +213,7 @@ def test_a_refusal_that_is_not_about_nodes(runs: Runs, cluster: Cluster) -> None
     exclusions.add(run_dir.parent, SITE, ["n7"], bad, "other")
     cluster.refuses = SlurmRefused("Invalid qos specification")
     with pytest.raises(SlurmRefused):
-        settling.send(run_dir, settling.plan_of(run_dir), SITE)
+        settling.send(run_dir, load_plan(run_dir), SITE)
     assert len(cluster.patience) == 1
 
 
