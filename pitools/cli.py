@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools import __version__
-from pitools.commands import lazy
+from pitools.commands import lazy_group
 from pitools.core.errors import INTERNAL, ClusterError, PitError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Umbrella(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """As click does, but without importing any noun."""
-        return lazy.complete(self, ctx, incomplete, NOUNS)
+        return lazy_group.complete(self, ctx, incomplete, NOUNS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -45,19 +45,19 @@ def test_every_test_says_what_it_shows(repo: Path) -> None:
 
 
 def test_files_stay_small(repo: Path) -> None:
-    """No module of the package outgrows 300 lines."""
-    long = [str(path) for path in (repo / "pitools").rglob("*.py") if len(path.read_text().splitlines()) > 300]
+    """No module of the package outgrows 400 lines: some 300 are usual, and cohesion counts for more."""
+    long = [str(path) for path in (repo / "pitools").rglob("*.py") if len(path.read_text().splitlines()) > 400]
     assert not long
 
 
 def test_subprocess_lives_in_one_place(repo: Path) -> None:
-    """Only core/proc.py starts programs; others may name the module's types."""
+    """Only core/subprocesses.py starts programs; others may name the module's types."""
     users = set()
     for path in (repo / "pitools").rglob("*.py"):
         text = path.read_text()
         if any(call in text for call in ("subprocess.run(", "subprocess.Popen(", "os.system(", "check_output(")):
             users.add(str(path.relative_to(repo)))
-    assert users == {"pitools/core/proc.py"}
+    assert users == {"pitools/core/subprocesses.py"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.launch.attempt.watch import Limits, Watch
+from pitools.launch.job.hang_watch import Limits, Watch
 from pitools.site.connect import client
 from pitools.site.load import load
 
@@ -59,7 +59,7 @@ def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     """A program's own fault is not tried again, and the run says what it was."""
-    said = follow(repo, tmp_path, "pitools/launch/recover/README.md", 0)
+    said = follow(repo, tmp_path, "pitools/launch/recovery/README.md", 0)
     assert "ModuleNotFoundError" in said
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 

@@ -31,8 +31,8 @@ import numpy as np
 
 from perf.harness.harness import Case, compare, in_turn, report
 from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.guard import Guard
-from pitools.checkpoint.threads import Threads
+from pitools.checkpoint.checkpointer import Guard
+from pitools.core.daemon_pool import Threads
 
 ARRAYS, MEBIBYTES = 16, 256
 REACH = 0.9  # at most a tenth more
@@ -111,7 +111,7 @@ def of_jax(home: Path, mebibytes: int, clock: Clock) -> Saves:
     import jax
     import orbax.checkpoint as ocp
 
-    from pitools.checkpoint.orbax import Orbax
+    from pitools.checkpoint.adapters.orbax_adapter import Orbax
 
     state = jax.device_put(values(mebibytes))
     adapter = Orbax()
@@ -137,8 +137,8 @@ def of_torch(home: Path, mebibytes: int, clock: Clock) -> Saves:
     from torch.distributed.checkpoint import async_save
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    from pitools.checkpoint import dcp_files
-    from pitools.checkpoint.dcp import Dcp
+    from pitools.checkpoint.adapters import dcp_files
+    from pitools.checkpoint.adapters.dcp_adapter import Dcp
 
     dcp_files.Threads = waits(clock)  # type: ignore[misc,attr-defined]
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}

@@ -30,7 +30,7 @@ import numpy as np
 
 from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.guard import Adapter, Guard
+from pitools.checkpoint.checkpointer import Adapter, Guard
 
 STEPS = (1, 2, 3)
 FAULTS = 500  # of each framework
@@ -52,7 +52,7 @@ class Jax:
         import jax
         import orbax.checkpoint as ocp
 
-        from pitools.checkpoint.orbax import Orbax
+        from pitools.checkpoint.adapters.orbax_adapter import Orbax
 
         self.adapter: Adapter = Orbax()
         self._put, self._checkpointer = jax.device_put, ocp.PyTreeCheckpointer()
@@ -74,7 +74,7 @@ class Torch:
     def __init__(self) -> None:
         import torch
 
-        from pitools.checkpoint.dcp import Dcp
+        from pitools.checkpoint.adapters.dcp_adapter import Dcp
 
         self.adapter: Adapter = Dcp()
         self._torch = torch

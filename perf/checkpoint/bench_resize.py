@@ -26,7 +26,7 @@ from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import arguments, execute, say, workspace
 from pitools.loader.loader import Loader, NumpyBatch
 from pitools.run import steps
-from pitools.train.batches import Demonstrations
+from pitools.train.dataset import Demonstrations
 
 WORLDS, BATCH, CLOSE, LIMIT_S = (8, 4, 2), 24, 1e-5, 500
 FOREIGN = ("PIT_", "SLURM_", "JAX_", "XLA_", "CUDA_", "MASTER_", "OMP_", "NPROC", "RANK", "WORLD_SIZE", "LOCAL_RANK")

@@ -27,7 +27,7 @@ import numpy as np
 from perf.checkpoint.bench_cost import values
 from perf.harness.harness import Case, compare, in_turn, judge, report
 from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.guard import Guard
+from pitools.checkpoint.checkpointer import Guard
 
 MEBIBYTES = 256
 REACH = 0.8  # at most a quarter more: what is loaded waits until all is verified, which no second buffer would change
@@ -41,7 +41,7 @@ def of_jax(home: Path, mebibytes: int) -> Restores:
     import jax
     import orbax.checkpoint as ocp
 
-    from pitools.checkpoint.orbax import Orbax
+    from pitools.checkpoint.adapters.orbax_adapter import Orbax
 
     state = jax.device_put(values(mebibytes))
     guard = Guard(home / "checkpoints", Orbax())
@@ -65,7 +65,7 @@ def of_torch(home: Path, mebibytes: int) -> Restores:
     import torch
     from torch.distributed.checkpoint import load
 
-    from pitools.checkpoint.dcp import Dcp
+    from pitools.checkpoint.adapters.dcp_adapter import Dcp
 
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
     guard = Guard(home / "checkpoints", Dcp())

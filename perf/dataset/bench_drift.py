@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import REPO
 from pitools.dataset.check import gate
-from pitools.dataset.write.statistics import FRAMES_APART
+from pitools.dataset.ingest.statistics import FRAMES_APART
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, Manifest, Statistics
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from perf.harness.harness import compare, in_turn, judge, report
 from perf.harness.workspace import PEERS, arguments, execute, say, workspace
 from perf.stage.stage_data import make
-from pitools.dataset.catalog.gc import gc as collect
-from pitools.store import catalog, tags
+from pitools.dataset.gc.collect import gc as collect
+from pitools.store import tags, version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.retired import Retired
-from pitools.store.versions import published
+from pitools.store.retirement import Retired
+from pitools.store.version_list import published
 
 PYTHON = PEERS / "bin" / "python"
 PIT = Path(sys.executable).parent / "pit"
@@ -78,7 +78,7 @@ def main() -> int:
         tags.move(root, name, "prod", version)
         record = Retired(name=name, version=version, when="2020-01-01T00:00:00Z", by="",
                          published=published((kept.folder / FILE_NAME).stat().st_mtime_ns))  # fmt: skip
-        catalog.write(catalog.retired_file(root, name, version), record)
+        version_state.write(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"
         began = time.perf_counter()
         execute(PYTHON, "-m", "perf.dataset.gc_peers", "icechunk", "make", ice, str(shards), str(chunks))

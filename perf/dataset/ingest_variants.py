@@ -2,9 +2,9 @@
 
 python -m perf.dataset.ingest_variants ours|zarr CODEC DEST FILE…
 
-ours: `pitools.dataset.ingest`, with digests, statistics, manifest and fsync. zarr: what a careful user of zarr-python
-writes, in one process: the same arrays in the same chunks, shards and codecs, each shard read with h5py and assigned
-whole, and one syncfs at the end.
+ours: `pitools.dataset.ingest.ingest`, with digests, statistics, manifest and fsync. zarr: what a careful user of
+zarr-python writes, in one process: the same arrays in the same chunks, shards and codecs, each shard read with h5py and
+assigned whole, and one syncfs at the end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def ours(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], None],
     import numcodecs.blosc  # noqa: F401
 
     from pitools import __version__
-    from pitools.dataset.ingest import ingest
-    from pitools.dataset.sources import hdf5_rows  # noqa: F401
+    from pitools.dataset.formats import hdf5_reader  # noqa: F401
+    from pitools.dataset.ingest.ingest import ingest
 
     return lambda: print(ingest(files, root=dest, name="aloha", codec=codec).bytes, file=sys.stderr), __version__
 
@@ -32,8 +32,8 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
 
-    from pitools.core.files import sync_file_system
-    from pitools.dataset.write import grid
+    from pitools.core.fs import sync_file_system
+    from pitools.dataset.ingest import chunking
 
     names = {"action": "action", "observations/qpos": "obs/qpos", "observations/qvel": "obs/qvel"}
     names |= {f"observations/images/{camera}": f"obs/{camera}_image" for camera in ("top", "wrist")}
@@ -44,8 +44,8 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
         root = zarr.create_group(dest / "store")
         for key, name in names.items():
             first = opened[0][key]
-            known = grid.choose((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
-            blosc = BloscCodec(cname="lz4", clevel=grid.LZ4_LEVEL, typesize=known.itemsize,
+            known = chunking.choose((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
+            blosc = BloscCodec(cname="lz4", clevel=chunking.LZ4_LEVEL, typesize=known.itemsize,
                                shuffle="shuffle" if known.itemsize > 1 else "noshuffle")  # fmt: skip
             array = root.create_array(
                 name, shape=known.shape, dtype=known.dtype, chunks=(known.chunk, *known.shape[1:]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pitools.core.errors import PitError
 from pitools.site import load
-from pitools.site.model import Site
+from pitools.site.schema import Site
 
 
 def alpha() -> Site:

@@ -25,10 +25,10 @@ import msgspec
 from perf.harness.dev_cluster import alpha
 from perf.harness.harness import Case, report
 from pitools.launch import plan as planning
-from pitools.launch import worker
 from pitools.launch.executor import PitExecutor
+from pitools.launch.rank import main as worker
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.slurm.states import is_finished
 
@@ -53,7 +53,7 @@ def ours() -> str:
         workdir=str(HERE),
     )
     plan = planning.make(request, SITE, "bench")
-    run_dir = WORK / folder.new_id("membership")
+    run_dir = WORK / run_folder.new_id("membership")
     run_dir.mkdir(parents=True)
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
     send = lambda path: SLURM.submit(path=str(path), args=["--hold"]).job_id  # noqa: E731

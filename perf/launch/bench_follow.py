@@ -33,11 +33,11 @@ import msgspec
 from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import REPO
 from pitools.launch import plan as planning
-from pitools.launch import status
+from pitools.launch.monitor import status
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.run import run_folder
 from pitools.site.load import load
-from pitools.site.model import Site
+from pitools.site.schema import Site
 
 DEVCLUSTER = REPO / "scripts" / "devcluster"
 TERMINALS, NODES = 20, 8
@@ -119,7 +119,7 @@ def _run(work: Path, site: Site, job_id: str) -> Path:
     run_dir.mkdir(parents=True)
     plan = planning.make(Request(name="sleep", command="sleep", time="5m", workdir=str(work)), site, "bench")
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
-    folder.write(run_dir / "job.json", folder.JobRef(job_id=job_id, site="x", submitted="2026-01-01T00:00:00Z"))
+    run_folder.write(run_dir / "job.json", run_folder.JobRef(job_id=job_id, site="x", submitted="2026-01-01T00:00:00Z"))
     return run_dir
 
 

@@ -18,8 +18,8 @@ import msgspec
 
 from perf.harness.dev_cluster import alpha
 from perf.launch.slurm_proxy import Proxy
-from pitools.launch import jobs, leave, once
-from pitools.site.model import Site
+from pitools.launch.submission import exactly_once, grant, submissions
+from pitools.site.schema import Site
 from pitools.slurm.client import Client, Reach
 from pitools.slurm.states import is_finished
 
@@ -33,8 +33,8 @@ FLAGS = ("--account=lab", "--time=2", "--output=/dev/null", "--mem=1")
 SCRIPT = '#!/bin/bash\nexport SLURM_CONF={conf}\n{leave}echo "$SLURM_JOB_ID" >> {folder}/ran\n'
 _SEND = """\
 import sys, msgspec, pathlib
-from pitools.launch import once
-from pitools.site.model import Site
+from pitools.launch.submission import exactly_once as once
+from pitools.site.schema import Site
 site = msgspec.json.decode(pathlib.Path(sys.argv[2]).read_bytes(), type=Site)
 print("go", flush=True)
 once.send(pathlib.Path(sys.argv[1]), site, args=sys.argv[3:], number=0)
@@ -46,7 +46,7 @@ _LOOP = 'for i in 1 2 3 4 5 6 7 8; do id=$(sbatch --parsable "$@" 2>/dev/null) &
 def make(folder: Path) -> Path:
     """A run's folder, whose job leaves word of itself and may run once."""
     folder.mkdir(parents=True)
-    text = leave.script("#!/bin/bash\n", str(jobs.at(folder, 0))).removeprefix("#!/bin/bash\n")
+    text = grant.script("#!/bin/bash\n", str(submissions.at(folder, 0))).removeprefix("#!/bin/bash\n")
     (folder / "script.sbatch").write_text(SCRIPT.format(conf=REAL, leave=text, folder=folder))
     return folder
 
@@ -62,7 +62,7 @@ def site(conf: Path) -> Site:
 
 def ours(folder: Path, conf: Path) -> str:
     """Submit by `once.send`; the job's id."""
-    return once.send(make(folder), site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.send(make(folder), site(conf), args=FLAGS, number=0).job_id
 
 
 def killed(folder: Path, conf: Path, after_s: float) -> str:
@@ -75,7 +75,7 @@ def killed(folder: Path, conf: Path, after_s: float) -> str:
         assert sender.stdout.readline()
         time.sleep(after_s)
         sender.send_signal(signal.SIGKILL)
-    return once.send(folder, site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.send(folder, site(conf), args=FLAGS, number=0).job_id
 
 
 def peers(folder: Path, conf: Path) -> str:

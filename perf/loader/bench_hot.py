@@ -22,7 +22,7 @@ from perf.harness.workspace import arguments, say, spread, workspace
 from perf.loader.loader_data import IMAGE, LENGTH, SIDE, Recording, ingest, kinds, record
 from perf.loader.loader_peers import WAYS, Way, copies, enter, fastest, named
 from perf.loader.our_loader import Ours
-from pitools.loader.memory import aligned
+from pitools.loader.buffers import aligned
 
 BATCH = 16
 SHAPE = (BATCH, LENGTH, SIDE, SIDE, 3)

@@ -29,9 +29,9 @@ from perf.harness.harness import Case, compare, in_turn, judge, report
 from perf.harness.workspace import arguments, execute, say, workspace
 from perf.loader.loader_peers import enter
 from pitools.loader.loader import Loader, State
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 BATCH, EPISODE, SHARD = 64, 1000, 10_000
 LIMIT_S, TIMES = 0.010, 100.0

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from perf.loader.loader_data import IMAGE, LENGTH
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.array import Check
-from pitools.store.arrays import Arrays
+from pitools.store.reader.array_reader import Check
+from pitools.store.reader.version_reader import Arrays
 
 
 class Ours:

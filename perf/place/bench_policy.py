@@ -27,7 +27,7 @@ from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import REPO
 from pitools import __version__
 from pitools.place import policy
-from pitools.place.policy.predict import Predictor
+from pitools.place.policy.runtime_predictor import Predictor
 from pitools.place.simulate import engine, metrics, scenario, trace
 
 TRACE = REPO.parent / "shared" / "data" / "traces" / "helios_venus_2020-09.csv"

@@ -11,8 +11,8 @@ The site's own quantiles are those of the waits of the jobs that started there i
 twice the size, or of all; of those that waited at least a second, or of those that were not foretold to start at once.
 The best of these four counts, as if one had known which. What Slurm says is one number, and is judged as one: by its
 distance to the wait, beside our median's. Of our q10 and q90 the share of waits between them is told, too. All that is
-chosen in place/estimate/wait.py was chosen on jobs of the month's first half; these are those of the second. One round
-is one seed of the time limits.
+chosen in place/estimate/wait_model.py was chosen on jobs of the month's first half; these are those of the second. One
+round is one seed of the time limits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf.harness.harness import judge, report
-from pitools.place.estimate.start import AT_ONCE_S
-from pitools.place.estimate.wait import LEVELS, Features, Quantiles, Waits, joined
+from pitools.place.estimate.estimate import AT_ONCE_S
+from pitools.place.estimate.wait_model import LEVELS, Features, Quantiles, Waits, joined
 from pitools.place.simulate import engine, scenario, trace
-from pitools.place.simulate.binders import Arrival, Planned
+from pitools.place.simulate.baselines import Arrival, Planned
 
 TRACE = Path(os.environ.get("PIT_BENCH_TRACE", "../shared/data/traces/helios_venus_2020-09.csv"))
 LESS, TOLERANCE, SHARE = 0.25, 0.05, 0.8

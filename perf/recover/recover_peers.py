@@ -59,7 +59,7 @@ class Callable:
 
     def __call__(self) -> None:
         """Train."""
-        from pitools.train.stop import StopRequest
+        from pitools.train.preemption import StopRequest
 
         StopRequest.__enter__ = lambda self: self  # type: ignore[method-assign]
         StopRequest.__exit__ = lambda *_: None  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ def ours(ranges: Sequence[tuple[str, int]], threads: int) -> tuple[Fetch, CpuSec
     told, tell = os.pipe()
     kept = memoryview(mmap.mmap(-1, len(ranges) * RANGE))
     processes = min(threads, len(os.sched_getaffinity(0)))
-    # A thread takes a job's number from the pipe, as in `pitools.stage.engine.pool`.
+    # A thread takes a job's number from the pipe, as in `pitools.core.forked_pool`.
     pids = []
     for _ in range(processes):
         if not (pid := os.fork()):
@@ -86,7 +86,7 @@ def ours(ranges: Sequence[tuple[str, int]], threads: int) -> tuple[Fetch, CpuSec
 
 
 def _work(ranges: Sequence[tuple[str, int]], threads: int, take: int, tell: int, kept: memoryview) -> NoReturn:
-    from pitools.stage.objectstore.remote import RemoteSource
+    from pitools.stage.sources.object_store.remote import RemoteSource
 
     source = RemoteSource(f"s3://{BUCKET}")
 
@@ -303,7 +303,7 @@ def versions_of(*names: str) -> dict[str, str]:
 
 
 def main() -> int:
-    sys.path.insert(0, str(REPO / "tests" / "stage" / "objectstore"))
+    sys.path.insert(0, str(REPO / "tests" / "stage" / "sources" / "object_store"))
     from perf.harness.harness import report
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

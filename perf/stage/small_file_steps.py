@@ -20,10 +20,10 @@ from pathlib import Path
 
 from perf.harness.workspace import workspace
 from perf.stage.stage_data import Set, make
-from pitools.stage.engine.copier import MODE, NEW, Copier, Work
-from pitools.stage.engine.pieces import tasks
-from pitools.stage.engine.seat import Board, Seat
-from pitools.stage.local import Folders, LocalSource
+from pitools.core.shared_progress import Board, Seat
+from pitools.stage.copy.tasks import tasks
+from pitools.stage.copy.worker import MODE, NEW, Copier, Work
+from pitools.stage.sources.local import Folders, LocalSource
 from pitools.store import digest
 
 STEPS = ("open, close", "fstat", "pread", "hash", "create, close", "pwrite", "fstat of the copy")

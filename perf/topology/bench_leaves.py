@@ -25,11 +25,11 @@ from msgspec import structs
 
 from perf.harness.harness import Case, judge, report
 from perf.harness.workspace import REPO
-from pitools.core import hosts
+from pitools.core import hostlist
 from pitools.slurm.client import Client, Reach
 from pitools.topology import discover
 from pitools.topology.choose import choose
-from pitools.topology.model import Fabric, natural
+from pitools.topology.fabric_model import Fabric, natural
 
 CSV = REPO.parent / "shared" / "data" / "topology" / "lingjun_2023.csv"
 SIZES = (16, 32, 64, 128)
@@ -76,7 +76,7 @@ def taken(slurm: Client, count: int) -> set[str]:
     """The nodes that Slurm would take now for so many."""
     answer = slurm.test_only(SCRIPT, [f"-N{count}", "-p", "train"])
     assert abs(datetime.fromisoformat(answer.start).timestamp() - time.time()) < 60, "not now"
-    found = set(hosts.expand(answer.node_list))
+    found = set(hostlist.expand(answer.node_list))
     assert len(found) == count, "not so many"
     return found
 
@@ -85,7 +85,7 @@ def occupy(slurm: Client, busy: set[str], was: set[str]) -> None:
     """Drain what is busy, and give back what was."""
     for names, state in ((busy - was, "drain"), (was - busy, "undrain")):
         if names:
-            what = [f"nodename={hosts.fold(names)}", f"state={state}", "reason=bench"]
+            what = [f"nodename={hostlist.fold(names)}", f"state={state}", "reason=bench"]
             subprocess.run(["scontrol", "update", *what], env={**slurm.reach.env, "PATH": "/usr/bin:/bin"}, check=True)
 
 

@@ -21,7 +21,7 @@ from perf.harness.harness import Case, judge, report
 from perf.topology.bench_leaves import CSV
 from pitools.topology import discover
 from pitools.topology.choose import Objective, choose
-from pitools.topology.model import Fabric, Leaf, nodes
+from pitools.topology.fabric_model import Fabric, Leaf, nodes
 
 OBJECTIVES: tuple[Objective, ...] = ("pair", "ring", "level", "leaf")
 

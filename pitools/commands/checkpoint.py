@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pitools.commands.finding import run_folder
 from pitools.commands.options import format_option, run_argument, site_option
+from pitools.commands.run_lookup import run_folder
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
@@ -30,7 +30,7 @@ def list_(run: str, site_name: str, form: str) -> None:
 
     Names, sizes and manifests are looked at; `check` reads the bytes.
     """
-    from pitools.checkpoint.listing import listing
+    from pitools.checkpoint.store.listing import listing
 
     folder, _ = _place(run, site_name)
     with Output(form, _LIST_COLUMNS) as out:
@@ -53,9 +53,9 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 
     RUN may also be one checkpoint, `…/step_<n>`.
     """
-    from pitools.checkpoint import layout
-    from pitools.checkpoint.checking import Check
-    from pitools.checkpoint.checking import check as judge
+    from pitools.checkpoint.store import layout
+    from pitools.checkpoint.store.check_folder import Check
+    from pitools.checkpoint.store.check_folder import check as judge
 
     folder, only = _place(run, site_name)
     steps = layout.steps(folder)
@@ -89,19 +89,20 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
     a newer checkpoint from a node's own disk: the run's next attempt on that node finishes it. Exit 1 when one that
     was to go could not be removed.
     """
-    from pitools.checkpoint import checking, drain, retain
+    from pitools.checkpoint import tier_copy
+    from pitools.checkpoint.store import check_folder, retention
 
     folder, only = _place(run, site_name)
     if only is not None:
         raise UsageError("give the run, or the folder of its checkpoints", where=run)
-    good = checking.newest_good(folder)
+    good = check_folder.newest_good(folder)
     keep = () if good is None else (good,)
-    pruned = retain.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run)
+    pruned = retention.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run)
     with Output(form, _PRUNE_COLUMNS) as out:
         for record in pruned:
             out(record)
-    copies = drain.unfinished(folder)
-    if not dry_run and (gone := retain.sweep(folder, keep=copies)):
+    copies = tier_copy.unfinished(folder)
+    if not dry_run and (gone := retention.sweep(folder, keep=copies)):
         click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
     for copy in copies.values():
         click.echo(f"pit: {copy} stays: an interrupted copy from a node's disk, which the run can finish", err=True)
@@ -110,7 +111,7 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
 
 def _place(run: str, site_name: str) -> tuple[Path, int | None]:
     """The folder of checkpoints, and the step where one of them was named."""
-    from pitools.checkpoint import layout, owner
+    from pitools.checkpoint.store import layout, owner
 
     path = Path(run).absolute()
     if path.is_dir() and not (path / "plan.json").is_file():

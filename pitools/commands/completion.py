@@ -52,7 +52,7 @@ def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 def _roots() -> set[Path]:
     import contextlib
 
-    from pitools.commands.finding import runs_of
+    from pitools.commands.run_lookup import runs_of
     from pitools.core.errors import PitError
     from pitools.site.load import load, names
 

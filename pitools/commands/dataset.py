@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.lazy import LazyGroup
+from pitools.commands.lazy_group import LazyGroup
 
 # Module, what it calls the command, and a line of help: none is imported but the one that is used.
 COMMANDS = {
@@ -13,10 +13,10 @@ COMMANDS = {
     "show": ("dataset_catalog", "show", "Arrays and episodes of a version; a picture of an episode."),
     "check": ("dataset_check", "check", "Find damage and bad data: files, values, frames, episodes."),
     "diff": ("dataset_catalog", "diff", "What differs between two versions."),
-    "tag": ("dataset_keep", "tag", "Names that move from version to version."),
-    "retire": ("dataset_keep", "retire", "Mark versions as no longer wanted, or take that back."),
-    "gc": ("dataset_keep", "gc", "Remove retired versions that nothing names."),
-    "rebuild": ("dataset_keep", "rebuild", "Make a version again from its recordings, and compare."),
+    "tag": ("dataset_retain", "tag", "Names that move from version to version."),
+    "retire": ("dataset_retain", "retire", "Mark versions as no longer wanted, or take that back."),
+    "gc": ("dataset_retain", "gc", "Remove retired versions that nothing names."),
+    "rebuild": ("dataset_retain", "rebuild", "Make a version again from its recordings, and compare."),
     "plan-packing": ("dataset_packing", "plan_packing", "How episodes fit into rows of a fixed length."),
     "bench": ("dataset_bench", "bench", "What bounds a loader: the disk, decoding, or the device."),
 }

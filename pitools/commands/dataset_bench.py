@@ -30,10 +30,10 @@ def bench(
     else reads them is slower for a while.
     """
     try:
-        from pitools.loader.bench import bench as run
+        from pitools.loader.benchmark.benchmark import bench as run
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
-    from pitools.dataset.sources.functions import find
+    from pitools.dataset.formats.derive_functions import find
     from pitools.store.resolve import resolve
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]

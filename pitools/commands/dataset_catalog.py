@@ -84,9 +84,9 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
             for known in _episodes(path, episode):
                 out(known)
         if png and episode is not None:
-            from pitools.dataset import look
+            from pitools.dataset import plot
 
-            look.draw(path, episode, png)
+            plot.draw(path, episode, png)
         return
     version, manifest = catalog.describe(path)
     with Output(form, SHOW) as out:
@@ -107,7 +107,7 @@ def diff(first: str, second: str, form: str) -> int:
     from pitools.store.resolve import resolve
 
     try:
-        from pitools.dataset.catalog import diff as comparing
+        from pitools.dataset.catalog import compare as comparing
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
 
@@ -130,18 +130,18 @@ def _episodes(path: Path, number: int | None) -> Iterator[Episode]:
 
 def _say(path: Path, version: object, parent: str) -> None:
     """On stderr, what is known of the version as a whole."""
-    from pitools.dataset.catalog.versions import Version
-    from pitools.store import catalog, retired, tags
+    from pitools.dataset.versions import Version
+    from pitools.store import retirement, tags, version_state
 
     assert isinstance(version, Version)
     whole = path.resolve()
     root, name = whole.parent.parent, whole.parent.name
     named = sorted(tag for tag, value in tags.read(root, name).items() if value.version == whole.name)
-    held = catalog.quarantine(path)
+    held = version_state.quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
     parts += [f"parent {parent}"] if parent else []
-    parts += ["retired"] if retired.of(root, name, whole.name, whole) else []
+    parts += ["retired"] if retirement.of(root, name, whole.name, whole) else []
     if held:
         parts.append("in quarantine" if held.whole else f"{len(held.episodes)} episodes in quarantine")
     click.echo(f"{version.name} {version.version}: {', '.join(parts)}", err=True)

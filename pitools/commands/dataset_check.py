@@ -13,7 +13,7 @@ from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.dataset.check.finding import Summary
-    from pitools.store.catalog import Quarantine
+    from pitools.store.version_state import Quarantine
 
 _COLUMNS = ("level", "check", "array", "episode", "step", "what", "got", "expected", "file")
 _EXITS = "Exit codes: 0 nothing but warnings, 1 faults, 5 damage; 2 usage, 3 a file of bounds is wrong."
@@ -47,7 +47,7 @@ def check(
     """
     try:
         from pitools.dataset import check as checking
-        from pitools.dataset.check import bounds
+        from pitools.dataset.check import thresholds
         from pitools.dataset.check.finding import Summary
         from pitools.dataset.check.quarantine import quarantine as keep
         from pitools.store.resolve import resolve
@@ -59,7 +59,7 @@ def check(
         if quarantine or deep or against or bounds_file:
             raise UsageError("--release stands alone", where="--release", hint="check again afterwards")
         return _release(path)
-    limits = bounds.load(bounds_file) if bounds_file else bounds.Bounds()
+    limits = thresholds.load(bounds_file) if bounds_file else thresholds.Bounds()
     other = resolve(against) if against else None
     found = []
     summary = None
@@ -93,10 +93,10 @@ def _say(summary: Summary) -> None:
 
 
 def _told(record: Quarantine | None, path: Path, summary: Summary) -> None:
-    from pitools.store import catalog
+    from pitools.store import version_state
 
     if record is None:
-        stands = "; what was put there before stays: --release lifts it" if catalog.quarantine(path) else ""
+        stands = "; what was put there before stays: --release lifts it" if version_state.quarantine(path) else ""
         of_all = ": no fault is of one episode alone" if summary.faults else ""
         click.echo(f"nothing to put in quarantine{of_all}{stands}", err=True)
     elif record.whole:

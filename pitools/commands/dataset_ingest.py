@@ -12,7 +12,7 @@ from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.dataset.ingest import Spread
+    from pitools.dataset.ingest.ingest import Spread
 
 COLUMNS = ("name", "version", "episodes", "steps", "bytes", "files", "new", "path")
 ARRAY_CPUS = 4  # of each task, where --workers says nothing
@@ -62,8 +62,8 @@ def ingest(
     interrupt they go on where it stopped.
     """
     try:
-        from pitools.dataset.appending import to_append
-        from pitools.dataset.ingest import ingest as run
+        from pitools.dataset.ingest.append_policy import to_append
+        from pitools.dataset.ingest.ingest import ingest as run
         from pitools.store.resolve import discarded
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
@@ -86,7 +86,7 @@ def ingest(
 
 def _spread(count: int, site_name: str | None, name: str, workers: int) -> Spread:
     """What has a site's Slurm do the work."""
-    from pitools.dataset.write.run import take_part
+    from pitools.dataset.ingest.execute import take_part
     from pitools.launch import array
     from pitools.site.load import load
 

@@ -35,9 +35,9 @@ def plan_packing(
     \b
       pit dataset plan-packing /data/pick --length 512 --length 1024 --split train
     """
+    from pitools.loader.sampling.episode_filter import Filters, select
     from pitools.loader.sampling.packing import report
-    from pitools.loader.sampling.select import Filters, select
-    from pitools.store.arrays import Arrays
+    from pitools.store.reader.version_reader import Arrays
     from pitools.store.resolve import resolve
 
     arrays = Arrays(resolve(dataset))

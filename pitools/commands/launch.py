@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.lazy import LazyGroup
+from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS = {
     "plan": ("launch_run", "plan", "What `run` would do with a request, as a record that `run -` accepts."),
     "run": ("launch_run", "run", "Run a request; with --wait until it has finished, over as many jobs as that takes."),
-    "list": ("launch_show", "list_", "The runs of a site, oldest first."),
-    "show": ("launch_show", "show", "A run as it is now, or what its steps add up to."),
-    "logs": ("launch_show", "logs", "One rank's output."),
-    "why": ("launch_recover", "why", "Why each attempt of a run ended, or why runs keep away from a node."),
-    "cancel": ("launch_show", "cancel", "End a run for good."),
-    "resume": ("launch_recover", "resume", "Continue a run if that is due, or all the same."),
-    "watch": ("launch_recover", "watch", "Follow runs live, and continue them, until all have ended."),
-    "tick": ("launch_recover", "tick", "Continue every run of a site that is due, once; for cron."),
-    "lift": ("launch_recover", "lift", "Let runs have a node again that they keep away from."),
+    "list": ("launch_monitor", "list_", "The runs of a site, oldest first."),
+    "show": ("launch_monitor", "show", "A run as it is now, or what its steps add up to."),
+    "logs": ("launch_monitor", "logs", "One rank's output."),
+    "why": ("launch_recovery", "why", "Why each attempt of a run ended, or why runs keep away from a node."),
+    "cancel": ("launch_monitor", "cancel", "End a run for good."),
+    "resume": ("launch_recovery", "resume", "Continue a run if that is due, or all the same."),
+    "watch": ("launch_recovery", "watch", "Follow runs live, and continue them, until all have ended."),
+    "tick": ("launch_recovery", "tick", "Continue every run of a site that is due, once; for cron."),
+    "lift": ("launch_recovery", "lift", "Let runs have a node again that they keep away from."),
     "reproduce": ("launch_reproduce", "reproduce", "Run a run again, and show every difference first."),
     "diff": ("launch_reproduce", "diff", "What differs between two runs."),
     "move": ("launch_reproduce", "move", "Continue a run at another site."),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.completion import sites
-from pitools.commands.finding import run_folder
 from pitools.commands.options import ONCE, format_option, run_argument, site_option
+from pitools.commands.run_lookup import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,24 +48,24 @@ def reproduce(
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch.plan import load_plan
-    from pitools.launch.reproduce import again
+    from pitools.launch.reproduce import rerun
     from pitools.site.load import load
 
     run_dir = _find(run, site_name)
     site = load(site_name or load_plan(run_dir).site)
-    planned, found = again.plan(run_dir, site, same_nodes=same_nodes)
+    planned, found = rerun.plan(run_dir, site, same_nodes=same_nodes)
     _show(found, form)
-    weighty = [one for one in found if one.part not in again.HARMLESS]
+    weighty = [one for one in found if one.part not in rerun.HARMLESS]
     if dry_run:
         ctx.exit(1 if weighty else 0)
     if weighty and not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{len(weighty)} things differ", where=str(run_dir), hint="look at them, then add --yes")
         click.confirm(f"{len(weighty)} things differ. Run it all the same?", abort=True, err=True)
-    made = again.start(planned, site)
+    made = rerun.start(planned, site)
     click.echo(f"pit: run {Path(made).name} in {made}", err=True)
     with Output(form) as out:
-        out(again.Repeated(run_id=run_dir.name, to=Path(made).name, site=site.name, run_dir=made))
+        out(rerun.Repeated(run_id=run_dir.name, to=Path(made).name, site=site.name, run_dir=made))
 
 
 @click.command()
@@ -80,7 +80,7 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
 
     Exit 1 where there is any.
     """
-    from pitools.launch.reproduce import diff as comparing
+    from pitools.launch.reproduce import compare as comparing
 
     runs = [_find(run, site_name) for run in (a, b)]
     if patch:
@@ -106,7 +106,7 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     """
     from pitools.core import units
     from pitools.core.output import Output
-    from pitools.launch import move as moving
+    from pitools.launch.move import move_run as moving
     from pitools.launch.plan import load_plan
     from pitools.site.load import load
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.launch_show import show_runs
+from pitools.commands.launch_monitor import show_runs
 from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument, site_option
 from pitools.core.record import decode_json
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
-    from pitools.run.folder import Run
-    from pitools.site.model import Site
+    from pitools.run.run_folder import Run
+    from pitools.site.schema import Site
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
@@ -54,9 +54,9 @@ def run(
 ) -> None:
     """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
     from pitools.core.errors import TryLater
-    from pitools.launch import submit
-    from pitools.run import folder
-    from pitools.run.attempt import first_failure
+    from pitools.launch.submission import submit
+    from pitools.run import run_folder
+    from pitools.run.attempt_records import first_failure
     from pitools.site.load import load
 
     if request == "-":
@@ -72,7 +72,7 @@ def run(
     if ended and not ended.is_over:
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
-        last = folder.last_attempt(run_dir)
+        last = run_folder.last_attempt(run_dir)
         failed = first_failure(last) if last else None
         who = f"rank {failed.rank} on {failed.node} ended first, with {failed.exit_code}; " if failed else ""
         click.echo(f"pit: the run {ended.state.lower()}: {ended.cause}: {ended.reason}", err=True)
@@ -127,7 +127,7 @@ def _plan_from_stdin() -> Plan:
 def _now(run_dir: Path, site: Site) -> Run:
     """The run just begun; a Slurm that took it and then falls silent is no failure."""
     from pitools.core.errors import TryLater
-    from pitools.launch import status
+    from pitools.launch.monitor import status
 
     try:
         return status.show(run_dir, site)
@@ -148,7 +148,7 @@ def _refuse_flags(ctx: click.Context, *names: str) -> None:
 def _follow(run_dir: Path, site: Site, steps: object) -> Run:
     """Wait for the run, with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
     from pitools.core.progress import bar
-    from pitools.launch import status
+    from pitools.launch.monitor import status
 
     try:
         with bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:

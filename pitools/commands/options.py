@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pitools.commands import completion
-from pitools.core.files import require_local
+from pitools.core.fs import require_local
 from pitools.core.output import FORMATS, default_format
 
 F = TypeVar("F", bound=Callable[..., Any])

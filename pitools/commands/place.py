@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.lazy import LazyGroup
+from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS = {
     "plan": ("place_plan", "plan", "Where a request could run, when, and why not elsewhere."),
-    "run": ("place_run", "run", "Put requests in the queue that several sites serve."),
-    "tick": ("place_run", "tick", "Decide and submit once, for cron; two at once do no harm."),
-    "watch": ("place_run", "watch", "Tick again and again, and show the queue live."),
-    "list": ("place_run", "list_jobs", "The queue: each job, its tickets, its site."),
-    "cancel": ("place_run", "cancel", "Withdraw jobs from the queue and from every site."),
+    "run": ("place_dispatch", "run", "Put requests in the queue that several sites serve."),
+    "tick": ("place_dispatch", "tick", "Decide and submit once, for cron; two at once do no harm."),
+    "watch": ("place_dispatch", "watch", "Tick again and again, and show the queue live."),
+    "list": ("place_dispatch", "list_jobs", "The queue: each job, its tickets, its site."),
+    "cancel": ("place_dispatch", "cancel", "Withdraw jobs from the queue and from every site."),
     "simulate": ("place_simulate", "simulate", "Replay a trace of jobs on several sites under a policy."),
 }
 

@@ -35,9 +35,9 @@ def plan(
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch import request as requests
-    from pitools.place.estimate import explain as explaining
-    from pitools.place.estimate.survey import Wanted, survey
-    from pitools.place.sites import snapshot
+    from pitools.place.clusters import snapshot
+    from pitools.place.estimate import report as explaining
+    from pitools.place.estimate.plan import Wanted, survey
 
     timeout_s = units.seconds(timeout)
     if not timeout_s:

@@ -53,7 +53,7 @@ def simulate(
     from pitools.core import progress, units
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.place.simulate import metrics, play, scenario
+    from pitools.place.simulate import metrics, replay, scenario
     from pitools.place.simulate import trace as traces
 
     if file and names:
@@ -62,9 +62,9 @@ def simulate(
         raise UsageError(f'"{png.name}" does not end in .png', where="--png")
     if png and not png.parent.is_dir():  # said before minutes of replaying, not after
         raise UsageError("no such folder", where=f"--png {png}", hint=f"mkdir -p {png.parent}")
-    policies = tuple(dict.fromkeys(policies)) or (play.OURS, "federation")
+    policies = tuple(dict.fromkeys(policies)) or (replay.OURS, "federation")
     for name in policies:
-        play.check(name)
+        replay.check(name)
     tick_s = float(units.seconds(tick))
     world = scenario.read(file) if file else scenario.of_sites(names) if names else scenario.three_unequal()
     changed = {key: value for key, value in (("load", load), ("depth", depth), ("seed", seed)) if value is not None}
@@ -76,7 +76,7 @@ def simulate(
         progress.bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
     ):
         for name in policies:
-            result, wall_s = play.play(jobs, world, name, tick_s=tick_s, advance=bar)
+            result, wall_s = replay.play(jobs, world, name, tick_s=tick_s, advance=bar)
             judged.append(metrics.judge(result, jobs, window, wall_s))  # type: ignore[arg-type]
             made.append(result)
             out(judged[-1])

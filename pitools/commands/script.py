@@ -47,7 +47,7 @@ def render(
     stage needs no COMMAND: it has no ranks.
     """
     from pitools.site.load import load
-    from pitools.site.standalone import text
+    from pitools.site.user_scripts import text
 
     site = load(site_name)
     click.echo(
@@ -66,7 +66,7 @@ def check(ctx: click.Context, file: IO[str], site_name: str, form: str) -> None:
     """Judge an sbatch file (- is stdin): by `bash -n`, and by `sbatch --test-only` where the site has Slurm."""
     from pitools.core.output import Output
     from pitools.site.load import load
-    from pitools.site.standalone import verdicts
+    from pitools.site.user_scripts import verdicts
 
     bad = 0
     with Output(form, ("check", "ok", "detail")) as out:

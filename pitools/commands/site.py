@@ -23,13 +23,13 @@ def list_(form: str) -> None:
     """List the sites this machine knows."""
     from pitools.core.errors import PitError
     from pitools.core.output import Output
-    from pitools.site import load, model
+    from pitools.site import load, schema
 
     failed: list[PitError] = []
     with Output(form, ("site", "scheduler", "reach", "partitions", "gpus", "description")) as out:
         for name in load.names():
             try:
-                out(model.row(load.load(name)))
+                out(schema.row(load.load(name)))
             except PitError as error:  # one bad file must not hide the others
                 failed.append(error)
     _raise_last(failed)
@@ -66,7 +66,8 @@ def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> 
     """Judge site files; exit 1 when one has a finding, 75 when one is away."""
     from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
-    from pitools.site import judge, load
+    from pitools.site import check as judge
+    from pitools.site import load
 
     findings = 0
     failed: list[PitError] = []

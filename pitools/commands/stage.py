@@ -30,13 +30,13 @@ from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
+    from pitools.core.lock import Holder
     from pitools.core.progress import Advance
-    from pitools.stage.cache.lock import Holder
-    from pitools.stage.cache.space import Limits
-    from pitools.stage.choose import Store
+    from pitools.stage.cache.disk_quota import Limits
     from pitools.stage.fanout.group import Group
     from pitools.stage.plan import Work
-    from pitools.stage.run import Stage
+    from pitools.stage.resolve import Store
+    from pitools.stage.stage import Stage
     from pitools.store.manifest import Manifest
 
 _RUN_COLUMNS = ("dataset", "version", "state", "files", "bytes", "copied_bytes", "wall_s", "path")
@@ -84,7 +84,7 @@ def _plan(work: list[Work], limits: Limits, form: str) -> int:
 
 
 def _limits(quota: int | None, min_free: int | None) -> Limits:
-    from pitools.stage.cache.space import Limits
+    from pitools.stage.cache.disk_quota import Limits
 
     return Limits(quota_bytes=quota, min_free_bytes=min_free or 0)
 
@@ -133,9 +133,9 @@ def run(
     """
     import msgspec
 
-    from pitools.core.files import write_atomic
-    from pitools.stage.choose import Store
-    from pitools.stage.run import stage
+    from pitools.core.fs import write_atomic
+    from pitools.stage.resolve import Store
+    from pitools.stage.stage import stage
 
     work = _work(sources, root, arrays, steps, episodes)
     limits = _limits(quota, min_free)
@@ -166,7 +166,7 @@ def run(
 
 def _make_ready(receipt: Path) -> None:
     """Find out whether it can be written before the copy, which may take an hour."""
-    from pitools.core.files import os_error
+    from pitools.core.fs import os_error
 
     if receipt.is_dir():
         raise UsageError(f"{receipt} is a folder, not a file", where="--receipt", hint=f"{receipt}/stage.jsonl")
@@ -189,8 +189,8 @@ def _told() -> Iterator[None]:
 @contextmanager
 def _bar(manifest: Manifest) -> Iterator[tuple[Advance, Callable[[int], None], Callable[[Holder], None]]]:
     """What shows progress: of bytes, of files, and of another process that is waited for."""
+    from pitools.core.lock import who
     from pitools.core.progress import bar
-    from pitools.stage.cache.lock import who
 
     told = 0
 
@@ -217,7 +217,7 @@ def _group() -> Group:
 
 
 def _stage_store(store: Store, to: Path, group: Group | None, how: dict[str, Any]) -> Stage:
-    from pitools.stage.plain.run import stage_store
+    from pitools.stage.unmanaged.stage_store import stage_store
 
     if group:
         what = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
@@ -234,7 +234,7 @@ def _work(
 ) -> Iterator[Work]:  # fmt: skip
     """What to stage where, from the command line or from plans on stdin."""
     from pitools.stage import plan as planning
-    from pitools.stage.choose import chosen
+    from pitools.stage.resolve import chosen
 
     if "-" in sources:
         if len(sources) > 1 or root or arrays or steps or episodes:

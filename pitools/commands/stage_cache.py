@@ -27,7 +27,7 @@ _EVICT_COLUMNS = ("version", "state", "bytes", "reason", "path")
 @format_option
 def list_(root: Path, form: str) -> None:
     """The dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
-    from pitools.stage.cache.listing import staged
+    from pitools.stage.cache.inventory import staged
 
     with Output(form, _LIST_COLUMNS) as out:
         for record in staged(root):
@@ -65,20 +65,20 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     VERSION is one, the beginning of one, or a dataset's name. Exit 1 when a named one stays.
     """
     from pitools.stage.cache import evict as evicting
-    from pitools.stage.cache import listing
+    from pitools.stage.cache import inventory
 
     if bool(versions) == bool(need):
         raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
     size = units.size(need) if need else 0
     if dry_run:
-        listing.require_root(root)
+        inventory.require_root(root)
     else:
         _require_root(root)
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
         stay: set[evicting.KeptReason] = set()
-        for version in listing.find(root, versions):
+        for version in inventory.find(root, versions):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
                 stay |= {record.reason} if record.reason else set()
@@ -102,7 +102,7 @@ def check(path: Path, mend: bool, readers: int | None, form: str) -> int:
     damaged set, and exit 1 when one is not repaired. A set of which nobody knows where it came from is moved to
     ROOT/.quarantine.
     """
-    from pitools.stage.engine.pool import default_readers
+    from pitools.core.forked_pool import default_readers
     from pitools.stage.verify import Check, Finding
     from pitools.stage.verify import check as judge
 
@@ -144,35 +144,37 @@ def _repair(root: Path, damaged: dict[str, list[Finding]], readers: int, form: s
 
 
 def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> None:
-    from pitools.stage.cache import listing, records
+    from pitools.stage.cache import inventory, records
 
     _require_root(root)
     with Output(form, _LIST_COLUMNS) as out:
-        for version in listing.find(root, versions):
+        for version in inventory.find(root, versions):
             records.pin(root, version, pinned=pinned)
-            out(listing.describe(root, version))
+            out(inventory.describe(root, version))
 
 
 def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
+    from pitools.stage.cache import disk_quota
     from pitools.stage.cache import evict as evicting
-    from pitools.stage.cache import space
 
-    done = space.make_room(root, lambda _: space.Lack(0, size - space.available_bytes(root)), dry_run=dry_run)
+    done = disk_quota.make_room(
+        root, lambda _: disk_quota.Lack(0, size - disk_quota.available_bytes(root)), dry_run=dry_run
+    )
     for item, n_bytes in done.gone:
         out(evicting.eviction(item, n_bytes, None, dry_run=dry_run))
     if not done.missing:
         return 0
-    what = f"{units.size_text(size)} needed, {units.size_text(space.available_bytes(root))} free"
+    what = f"{units.size_text(size)} needed, {units.size_text(disk_quota.available_bytes(root))} free"
     if not dry_run:
-        raise NoSpace(what, where=str(root), hint=space.why(done.stay))
-    click.echo(f"pit-stage evict: {what}, and nothing would go: {space.why(done.stay)}", err=True)
+        raise NoSpace(what, where=str(root), hint=disk_quota.why(done.stay))
+    click.echo(f"pit-stage evict: {what}, and nothing would go: {disk_quota.why(done.stay)}", err=True)
     return 1
 
 
 def _require_root(root: Path) -> None:
-    from pitools.stage.cache import listing
-    from pitools.stage.cache import root as roots
+    from pitools.stage.cache import inventory
+    from pitools.stage.cache import layout as roots
 
-    listing.require_root(root)
+    inventory.require_root(root)
     roots.prepare(root)
     roots.sweep(root)

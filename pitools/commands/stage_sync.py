@@ -19,7 +19,7 @@ from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.stage.sync.metrics import Totals
-    from pitools.stage.sync.run import Sync
+    from pitools.stage.sync.sync import Sync
 
 _COLUMNS = ("rule", "action", "dataset", "version", "bytes", "copied_bytes", "path")
 _FILE = click.Path(path_type=Path)
@@ -48,7 +48,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     """
     from pitools.stage.sync import policy as policies
     from pitools.stage.sync.metrics import Totals
-    from pitools.stage.sync.run import Running, Sync, alone
+    from pitools.stage.sync.sync import Running, Sync, alone
 
     timeout_s = units.seconds(timeout)
     if metrics and metrics.suffix != ".prom":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.lazy import LazyGroup
+from pitools.commands.lazy_group import LazyGroup
 
 COMMANDS = {
     "show": ("topology_show", "show", "The fabric and who is on it, as text or a picture."),

@@ -49,21 +49,21 @@ def choose(
     """
     from msgspec import structs
 
-    from pitools.core import hosts
+    from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.topology import choose as choosing
-    from pitools.topology import model
-    from pitools.topology.get import fit
+    from pitools.topology import fabric_model
+    from pitools.topology.acquire import node_filter
 
     fabric, slurm, site = load_fabric(site_name, source)
     partition = partition or (site.defaults.partition if site else "")
     if slurm is None and from_nodes is None:
         raise UsageError("nobody tells which nodes are free", hint="give --from-nodes LIST, or --site of a Slurm")
     everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
-    free = _listed(from_nodes) if from_nodes is not None else dict.fromkeys(fit.free(everyone, k + spares), 0.0)
+    free = _listed(from_nodes) if from_nodes is not None else dict.fromkeys(node_filter.free(everyone, k + spares), 0.0)
     if costs:
-        from pitools.topology.choose.costs import read
+        from pitools.topology.choose.node_costs import read
 
         extra = read(costs.read(), costs.name)
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
@@ -75,15 +75,15 @@ def choose(
     if choice.note:
         click.echo(f"pit: {choice.note}", err=True)
     if as_exclude:
-        every = {*model.nodes(fabric), *(node.node for node in everyone), *free}
-        if others := every - fit.around(chosen, fabric):
-            click.echo(hosts.fold(others))
+        every = {*fabric_model.nodes(fabric), *(node.node for node in everyone), *free}
+        if others := every - node_filter.around(chosen, fabric):
+            click.echo(hostlist.fold(others))
     elif as_hosts or form == "hosts":
-        click.echo(hosts.fold(chosen))
+        click.echo(hostlist.fold(chosen))
     else:
         second = choosing.next_cost(fabric, asked, choice, pods_like_slurm=pods_like_slurm)
         with Output(form, COLUMNS) as out:
-            out(structs.replace(choice, next_cost=second, node_list=hosts.fold(choice.nodes)))
+            out(structs.replace(choice, next_cost=second, node_list=hostlist.fold(choice.nodes)))
 
 
 def _of_partition(nodes: list[Node], partition: str) -> list[Node]:
@@ -100,11 +100,11 @@ def _listed(text: str) -> dict[str, float]:
     """Nodes of a host list, or of stdin, with their costs where it tells them."""
     import sys
 
-    from pitools.core import hosts
+    from pitools.core import hostlist
     from pitools.core.errors import UsageError
-    from pitools.topology.choose.costs import read
+    from pitools.topology.choose.node_costs import read
 
-    found = read(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hosts.expand(text), 0.0)
+    found = read(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hostlist.expand(text), 0.0)
     if not found:
         raise UsageError("no nodes to choose from", where="--from-nodes", hint="give a host list, or - for stdin")
     return found

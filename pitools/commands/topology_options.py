@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pitools.site.model import Site
+    from pitools.site.schema import Site
     from pitools.slurm.client import Client
-    from pitools.topology.model import Fabric
+    from pitools.topology.fabric_model import Fabric
 
 
 def load_fabric(site_name: str | None, source: Path | None = None) -> tuple[Fabric, Client | None, Site | None]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from pitools.core.record import Record
     from pitools.slurm.client import Client
-    from pitools.topology.model import Fabric
-    from pitools.topology.order import Slot
+    from pitools.topology.fabric_model import Fabric
+    from pitools.topology.rank_order import Slot
 
 
 @click.command()
@@ -48,13 +48,13 @@ def order(
     import os
     import sys
 
-    from pitools.core import hosts
+    from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.site.connect import client
     from pitools.site.load import load
     from pitools.slurm.client import Client
-    from pitools.topology import layout, order
-    from pitools.topology.model import listed
+    from pitools.topology import rank_layout, rank_order
+    from pitools.topology.fabric_model import listed
 
     site = load(site_name) if site_name else None
     slurm = client(site) if site and site.scheduler == "slurm" else Client()
@@ -80,7 +80,7 @@ def order(
     nodes = ",".join(nodes.split())
     listed(nodes)  # before it is expanded: it may stand for more names than there is memory
     fabric = _fabric(site_name, must=shape != "hostfile")
-    slots = order.order(hosts.expand(nodes), fabric, layout.nodes_per_replica(gpus, tensor, pipeline))
+    slots = rank_order.order(hostlist.expand(nodes), fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
     if fabric.leaves and (strange := [slot.node for slot in slots if not slot.leaf]):
         told = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
         click.echo(f"pit: {len(strange)} of {len(slots)} nodes are not in the topology, so come last: {told}", err=True)
@@ -94,7 +94,7 @@ def order(
 
 def _fabric(site_name: str | None, *, must: bool) -> Fabric:
     from pitools.core.errors import PitError
-    from pitools.topology.model import Fabric
+    from pitools.topology.fabric_model import Fabric
 
     try:
         return load_fabric(site_name)[0]
@@ -110,18 +110,20 @@ def _shaped(
     shape: str, slots: Sequence[Slot], nodes: str, slurm: Client, *, gpus: int, cpus: int, tensor: int,
     pipeline: int, form: str,
 ) -> None:  # fmt: skip
-    from pitools.topology import layout
-    from pitools.topology.model import listed
+    from pitools.topology import rank_layout
+    from pitools.topology.fabric_model import listed
 
-    seats = layout.seats(slots, gpus, tensor, pipeline)  # also where only the nodes are printed: what cannot be is said
+    seats = rank_layout.seats(
+        slots, gpus, tensor, pipeline
+    )  # also where only the nodes are printed: what cannot be is said
     if shape == "hostfile":
-        click.echo(layout.hostfile(slots, gpus), nl=False)
+        click.echo(rank_layout.hostfile(slots, gpus), nl=False)
     elif shape == "torchrun":
-        click.echo(layout.torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
+        click.echo(rank_layout.torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
     elif shape == "rankfile":
-        click.echo(layout.rankfile(slots, gpus, cpus), nl=False)
+        click.echo(rank_layout.rankfile(slots, gpus, cpus), nl=False)
     elif shape == "jax":
-        _records([layout.mesh(seats, listed(nodes))], (), "jsonl" if form == "auto" else form)
+        _records([rank_layout.mesh(seats, listed(nodes))], (), "jsonl" if form == "auto" else form)
     else:
         _records(seats, ("rank", "node", "local_rank", "data", "pipeline", "tensor", "leaf"), form)
 

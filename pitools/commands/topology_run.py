@@ -9,9 +9,9 @@ import click
 from pitools.commands.options import format_option, site_option
 
 if TYPE_CHECKING:
+    from pitools.topology.acquire.node_filter import By
+    from pitools.topology.acquire.options import Then
     from pitools.topology.choose import Objective
-    from pitools.topology.get.fit import By
-    from pitools.topology.get.wish import Then
 
 COLUMNS = ("job_id", "state", "node_list", "leaves", "is_within", "tries", "is_lifted", "why")
 _MOST_LETTERS = 4 << 20  # Slurm's own max_script_size
@@ -45,17 +45,17 @@ def run(
     started, or waits without a constraint; exit 75 when it was cancelled, 4 when Slurm could not be asked how it is.
     Interrupted, the job stays, without a constraint.
     """
-    from pitools.core import hosts
+    from pitools.core import hostlist
     from pitools.core.errors import ClusterError, TryLater, UsageError
     from pitools.core.output import Output
     from pitools.core.units import seconds
-    from pitools.launch import once
+    from pitools.launch.submission import exactly_once
     from pitools.site.connect import client
     from pitools.site.load import load
     from pitools.slurm.states import UNKNOWN
     from pitools.topology import discover
-    from pitools.topology.get import acquire, submission
-    from pitools.topology.get.wish import Wish, check
+    from pitools.topology.acquire import loop, submission
+    from pitools.topology.acquire.options import Wish, check
 
     site = load(site_name)
     slurm = client(site)
@@ -66,13 +66,13 @@ def run(
     args = submission.arguments(site, text, name=script.name, nodes=nodes, segment=segment)
     fabric = discover.of_site(site, slurm)
     check(fabric, wish)
-    once.require_cluster(site, slurm)
-    job_id = slurm.submit(text, args=[*args, *acquire.HELD]).job_id
+    exactly_once.require_cluster(site, slurm)
+    job_id = slurm.submit(text, args=[*args, *loop.HELD]).job_id
     click.echo(f"pit: job {job_id}: queued", err=True)
-    got = acquire.acquire(slurm, job_id, fabric, wish, lambda said: click.echo(f"pit: {said}", err=True))
+    got = loop.acquire(slurm, job_id, fabric, wish, lambda said: click.echo(f"pit: {said}", err=True))
     if as_hosts:
         if got.node_list:
-            click.echo(hosts.fold(hosts.expand(got.node_list)))
+            click.echo(hostlist.fold(hostlist.expand(got.node_list)))
     else:
         with Output(form, COLUMNS) as out:
             out(got)

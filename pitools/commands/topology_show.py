@@ -37,12 +37,12 @@ def show(
 
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.topology import discover, model
-    from pitools.topology.look import occupancy, text
-    from pitools.topology.sources import conf
+    from pitools.topology import discover, fabric_model
+    from pitools.topology.formats import conf
+    from pitools.topology.show import occupancy, text
 
     if nvlink_here:
-        from pitools.topology.sources import nvlink
+        from pitools.topology.formats import nvlink
 
         with Output(form) as out:
             out(nvlink.here())
@@ -51,7 +51,7 @@ def show(
     if fabric.kind == "flat":
         click.echo("pit: no topology is known there: nothing to show", err=True)
     if form_as:
-        from pitools.topology.sources import yaml
+        from pitools.topology.formats import yaml
 
         click.echo(conf.write(fabric) if form_as == "conf" else yaml.write(fabric), nl=False)
         return
@@ -64,9 +64,9 @@ def show(
         if path:
             if path.suffix != suffix:
                 raise UsageError(f'"{path.name}" does not end in {suffix}', where=f"--{suffix[1:]}")
-            from pitools.topology.look import picture
+            from pitools.topology.show import draw
 
-            picture.draw(fabric, of, path, title=title)
+            draw.draw(fabric, of, path, title=title)
     if png or svg:
         return
     if form == "table" or (form == "auto" and sys.stdout.isatty()):
@@ -79,7 +79,7 @@ def show(
             click.echo(line)
         return
     if form == "hosts":
-        click.echo(conf.folded(model.nodes(fabric)))
+        click.echo(conf.folded(fabric_model.nodes(fabric)))
         return
     with Output(form, ("leaf", *occupancy.STATES) if form == "tsv" else ()) as out:
         for leaf in occupancy.by_leaf(fabric, of):
@@ -103,9 +103,9 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
 
     from pitools.core.errors import ClusterError, UsageError
     from pitools.core.output import Output
-    from pitools.topology.look.score import Score
-    from pitools.topology.look.score import score as judge
-    from pitools.topology.model import listed
+    from pitools.topology.fabric_model import listed
+    from pitools.topology.show.score import Score
+    from pitools.topology.show.score import score as judge
 
     fabric, slurm, _ = load_fabric(site_name, source)
     columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings",
@@ -142,7 +142,7 @@ def _order(line: str) -> list[str]:
     import json
 
     from pitools.core.errors import UsageError
-    from pitools.topology.model import listed
+    from pitools.topology.fabric_model import listed
 
     if not line.startswith("{"):
         return listed(line.strip())

@@ -58,9 +58,9 @@ class Output:
         if self.form == "table" and self._rows:
             self._table()
         elif self.form == "hosts":
-            from pitools.core import hosts
+            from pitools.core import hostlist
 
-            self._line(hosts.fold(node for row in self._rows if (node := getattr(row, "node", ""))))
+            self._line(hostlist.fold(node for row in self._rows if (node := getattr(row, "node", ""))))
 
     def _names(self, record: Record) -> tuple[str, ...]:
         return self.columns or record.__struct_fields__

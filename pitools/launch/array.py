@@ -12,18 +12,18 @@ from typing import Any, Protocol
 import submitit
 
 from pitools.core.errors import ClusterError, PitError, TryLater
-from pitools.core.files import os_error
+from pitools.core.fs import os_error
 from pitools.core.progress import bar
-from pitools.launch import once
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.launch.submission import exactly_once
+from pitools.run import run_folder
 from pitools.site.connect import client
-from pitools.site.model import Site
+from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.states import UNKNOWN, is_finished
-from pitools.store.catalog import refresh
+from pitools.store.version_state import refresh
 
 Count = Callable[[], int]
 
@@ -77,8 +77,8 @@ def run(
 
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
     """An executor whose array is a run like any other, to be looked at with `pit launch`."""
-    run_dir = Path(plan.runs) / folder.new_id(plan.name)
-    once.require_cluster(site, slurm)
+    run_dir = Path(plan.runs) / run_folder.new_id(plan.name)
+    exactly_once.require_cluster(site, slurm)
     try:
         return PitExecutor(plan, site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
     except OSError as error:

@@ -17,13 +17,13 @@ import msgspec
 import submitit
 from submitit.core import core, utils
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import DataError, UsageError
-from pitools.core.files import os_error, write_atomic
+from pitools.core.fs import os_error, write_atomic
 from pitools.launch import plan as planning
-from pitools.run import folder
-from pitools.run.attempt import Start
-from pitools.site.model import Site
+from pitools.run import run_folder
+from pitools.run.attempt_records import Start
+from pitools.site.schema import Site
 from pitools.site.template import rank_command
 
 
@@ -34,7 +34,7 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
     def stdout(self) -> Path:
         """The rank's output in the newest attempt of its job; before there is one, the job's own."""
         run_dir, (_, _, index) = self.folder.parent, str(self.job_id).partition("_")
-        for made in reversed(folder.attempts(run_dir)):
+        for made in reversed(run_folder.attempts(run_dir)):
             log = made / "logs" / f"{self.task_id}.out"
             if log.exists() and self._is_attempt(made, index):
                 return Path(log)
@@ -49,7 +49,7 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
         if index:
             return made.name.partition(".")[0] == index
         with contextlib.suppress(DataError):
-            start = folder.read(made / "start.json", Start)
+            start = run_folder.read(made / "start.json", Start)
             return start is not None and start.job_id == self.job_id
         return False
 
@@ -81,9 +81,9 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         super().__init__(run_dir / "submitit", python=plan.python)
         self.plan, self.site, self.run_dir, self.send = plan, site, run_dir, send
         if run_dir.exists():
-            folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
+            run_folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
         else:
-            folder.make(run_dir, site.paths.runs_access)
+            run_folder.make(run_dir, site.paths.runs_access)
         # submitit counts time-outs against this, in minutes.
         self.parameters["time"] = max(1, plan.job.time_s // 60)
 
@@ -119,10 +119,10 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         # Whole or absent: where a script is there, `pit launch tick` may find that nobody has submitted it.
         write_atomic(script, self._make_submission_file_text(command, ""), durable=False)
         job_id = self.send(script)
-        known = folder.read(self.run_dir / "job.json", folder.JobRef)
+        known = run_folder.read(self.run_dir / "job.json", run_folder.JobRef)
         if known is None or known.job_id != job_id:
-            ref = folder.JobRef(job_id=job_id, site=self.site.name, submitted=clock.now())
-            folder.write(self.run_dir / "job.json", ref)
+            ref = run_folder.JobRef(job_id=job_id, site=self.site.name, submitted=timestamps.now())
+            run_folder.write(self.run_dir / "job.json", ref)
         return self.job_class(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _make_run(self) -> None:
@@ -135,7 +135,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             write_atomic(path, msgspec.json.format(msgspec.json.encode(self.plan), indent=1))
         except OSError as error:
             raise os_error(error, self.run_dir) from error
-        folder.note(self.run_dir, "created", site=self.site.name)
+        run_folder.note(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         # Pickles are code: whoever could put one here would run as this user.

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import hosts, units
+from pitools.core import hostlist, units
 from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.core.record import Record
-from pitools.launch.attempt import notice
+from pitools.launch import time_limit_signal
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.model import Partition, Site
+from pitools.site.schema import Partition, Site
 from pitools.site.template import Dataset, fill, render
-from pitools.stage.source import find_folder
+from pitools.stage.sources.base import find_folder
 from pitools.store import manifest
 from pitools.store.resolve import is_there
 
@@ -79,7 +79,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
     time_s = _time_s(request, site, where)
     if name or site.partitions:
         _fits(request, site, name, time_s, where)
-    if request.nodelist and (named := len(hosts.expand(request.nodelist))) > request.nodes:
+    if request.nodelist and (named := len(hostlist.expand(request.nodelist))) > request.nodes:
         what = f"nodelist names {named} nodes, and nodes = {request.nodes}"
         raise ConfigError(what, where=where, hint="the job gets all that it names: name no more than it has")
     if request.data and not site.paths.nvme:
@@ -118,7 +118,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
 
 def load_plan(run_dir: Path) -> Plan:
     """Return the plan that a run was made from. Raises DataError."""
-    plan = folder.read(run_dir / "plan.json", Plan)
+    plan = run_folder.read(run_dir / "plan.json", Plan)
     if plan is None:
         raise DataError("not a run: it has no plan.json", where=str(run_dir))
     return plan
@@ -145,7 +145,7 @@ def _signal(request: Request, site: Site, time_s: int) -> str:
         return "" if request.signal == "none" else request.signal
     if request.command or request.framework == "none":
         return ""  # a command saves nothing unless its writer thought of it: a signal would only end it sooner
-    name, _, before_s = notice.signal_for(request.framework, site.recover.grace_s).partition("@")
+    name, _, before_s = time_limit_signal.signal_for(request.framework, site.recover.grace_s).partition("@")
     # A short job is there to run, not to be told that it ends.
     return f"{name}@{min(int(before_s), time_s // 4)}"
 

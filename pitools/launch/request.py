@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pitools.core import hosts, toml, units
+from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, PitError, nearest
 from pitools.site import dialect
 from pitools.store.resolve import is_there
@@ -129,7 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def load(path: Path) -> Request:
     """The request in a file, checked. Raises ConfigError naming the key, and the nearest known one."""
-    request = toml.convert(toml.read(path), Request, str(path), elsewhere=_ELSEWHERE)
+    request = strict_toml.convert(strict_toml.read(path), Request, str(path), elsewhere=_ELSEWHERE)
     check(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
     data = {name: _here(source, path.parent) for name, source in request.data.items()}
@@ -171,7 +171,7 @@ def check(request: Request, where: str) -> None:
     for key in ("nodelist", "exclude"):
         try:
             if named := getattr(request, key):  # without one ClusterShell is not imported
-                hosts.expand(named)
+                hostlist.expand(named)
         except PitError as error:
             raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error
     settled = bool(request.nodelist) and request.topology != "none"

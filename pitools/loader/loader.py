@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.core.record import Record
-from pitools.loader.memory import aligned
-from pitools.loader.readers import Part, Readers
-from pitools.loader.sampling.order import share
-from pitools.loader.sampling.samples import Field, Samples
+from pitools.loader.buffers import aligned
+from pitools.loader.read_threads import Part, Readers
+from pitools.loader.sampling.protocol import Field, Samples
+from pitools.loader.sampling.shuffle import share
 
 # A file system that gives nothing for this long is not slow but gone.
 STALLED_S = 300.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pitools.core.record import Record
-from pitools.run import folder
-from pitools.run.attempt import Verdict
+from pitools.run import run_folder
+from pitools.run.attempt_records import Verdict
 
 FILE = "move.json"
 
@@ -22,5 +22,5 @@ class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
 
 def moved(run_dir: Path) -> Move | None:
     """Where a run goes on that was moved away; None for one that was not, or not to the end. Raises DataError."""
-    given = folder.read(run_dir / "verdict.json", Verdict)
-    return folder.read(run_dir / FILE, Move) if given and given.code == "moved" else None
+    given = run_folder.read(run_dir / "verdict.json", Verdict)
+    return run_folder.read(run_dir / FILE, Move) if given and given.code == "moved" else None

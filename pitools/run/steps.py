@@ -13,9 +13,9 @@ from typing import IO
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.files import own
+from pitools.core.fs import own
 from pitools.core.record import Record, decode_json
 
 CLOSING_S = 1800.0
@@ -72,7 +72,7 @@ class StepLog:
     def write(self, *, step: int, loss: float, wall_s: float, input_s: float, compute_s: float, comm_s: float,
               samples: int, bytes_read: int = 0) -> None:  # fmt: skip
         """Append one step."""
-        record = Step(t=clock.now(), rank=self.rank, step=step, loss=loss, wall_s=wall_s, input_s=input_s,
+        record = Step(t=timestamps.now(), rank=self.rank, step=step, loss=loss, wall_s=wall_s, input_s=input_s,
                       compute_s=compute_s, comm_s=comm_s, samples=samples, bytes_read=bytes_read)  # fmt: skip
         self._file.write(msgspec.json.encode(record) + b"\n")
 

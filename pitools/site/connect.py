@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pitools.core.errors import UsageError
-from pitools.site.model import Site
+from pitools.site.schema import Site
 from pitools.slurm.client import Client, Reach
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError, nearest
-from pitools.site.model import Partition, Site
+from pitools.site.schema import Partition, Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Whole words, and some only as the last: MAX_TOKENS, TOKENIZERS_PARALLELISM and KEYBOARD are no secrets.

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 import pitools
-from pitools.core import private, toml, trust, units
+from pitools.core import strict_toml, trust, units, user_dirs
 from pitools.core.errors import ConfigError, PitError, UsageError, nearest
 from pitools.site import dialect
-from pitools.site.model import Setting, Site
+from pitools.site.schema import Setting, Site
 
 # Variables that stand in for one key each. Flags come later still: they change the request, not the site. A variable
 # is set for every site and few can use its value, so `dialect` judges it where it is used, not `load`.
@@ -47,7 +47,7 @@ def layers() -> list[Path]:
     return [
         shipped("site_configs"),
         Path("/etc/pitools/sites"),
-        private.base("XDG_CONFIG_HOME", ".config") / "pitools" / "sites",
+        user_dirs.base("XDG_CONFIG_HOME", ".config") / "pitools" / "sites",
         *(Path(part) for part in extra.split(os.pathsep) if part),
     ]
 
@@ -96,14 +96,14 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
     for path in files(name):
         tables = _tables(path)
         # Checked one by one, so that an error names the file it stands in.
-        said = toml.convert({"name": name, **tables}, Site, str(path))
+        said = strict_toml.convert({"name": name, **tables}, Site, str(path))
         if said.templates:
             tables["templates"] = {script: _beside(path, template) for script, template in said.templates.items()}
         if said.topology.file:
             tables["topology"]["file"] = _beside(path, said.topology.file)
         _merge(merged, tables, came_from, str(path), "")
     where = " + ".join(str(path) for path in files(name))
-    site = toml.convert(merged, Site, where)
+    site = strict_toml.convert(merged, Site, where)
     _check(site, name, where)
     if site.reach.kind == "ssh":
         _check_far(site, came_from)
@@ -111,7 +111,7 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
         if variables and (value := os.environ.get(variable)):
             section, field = key.split(".")
             _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
-    return toml.convert(merged, Site, where), came_from
+    return strict_toml.convert(merged, Site, where), came_from
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _tables(path: Path) -> dict[str, Any]:
         trust.check(path, "site file")
     if not path.is_file():
         raise ConfigError("a site is a file, and this is none", where=str(path), hint="move it away, or write the file")
-    return toml.read(path)
+    return strict_toml.read(path)
 
 
 def _beside(file: Path, path: str) -> str:

@@ -10,8 +10,8 @@ import msgspec
 from pitools.core import units
 from pitools.core.errors import PitError, UsageError
 from pitools.slurm.client import Client, Reach
-from pitools.slurm.reach import call
 from pitools.slurm.records import Association, Config, Node, Partition, Qos
+from pitools.slurm.transport import call
 
 # Folders of Slurm's commands, a line each: "." where the PATH has them, then the login shell's, then those that
 # ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell. One

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pitools.core import proc, units
+from pitools.core import subprocesses, units
 from pitools.core.errors import ToolMissing, Unreachable, UsageError
 from pitools.site import dialect
 from pitools.site.connect import client
-from pitools.site.model import Site
-from pitools.slurm import reach
+from pitools.site.schema import Site
+from pitools.slurm import transport
 from pitools.slurm.client import Client
-from pitools.slurm.refusals import NOT_FOUND, SSH_FAILED
+from pitools.slurm.errors import NOT_FOUND, SSH_FAILED
 
 # sbatch's options that take no value; every other one takes one, joined by "=" or as the next word.
 _BARE = {
@@ -160,7 +160,7 @@ def prepare(site: Site, args: Sequence[str], stdin: IO[str] | None) -> Call:
         if at < len(args) and not says(given, "job-name") and "SBATCH_JOB_NAME" not in os.environ:
             added.append(f"--job-name={Path(args[at]).name}")
         return _far(site, [sbatch, *added, *args[:at]], script or "")
-    reach.path(client(site).reach)  # refuses a folder of commands that others can write to
+    transport.path(client(site).reach)  # refuses a folder of commands that others can write to
     argv, env = [sbatch, *added, *args], {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
     return Call(argv, env, script if at >= len(args) else None, _shown(env, argv))
 
@@ -170,7 +170,7 @@ def _far(site: Site, argv: list[str], script: str) -> Call:
     slurm = client(site)
     env = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_")}
     shown = shlex.join(["ssh", site.reach.host, _shown({**slurm.reach.env, **env}, argv)])
-    return Call(reach.ssh_argv(slurm.reach, argv, env), {}, script, shown, slurm)
+    return Call(transport.ssh_argv(slurm.reach, argv, env), {}, script, shown, slurm)
 
 
 def _shown(env: Mapping[str, str], argv: Sequence[str]) -> str:
@@ -187,14 +187,14 @@ def execute(call: Call) -> int:
         os.lseek(memory, 0, os.SEEK_SET)
         os.dup2(memory, 0)
     if call.far:
-        code = proc.foreground(call.argv, env=os.environ)
+        code = subprocesses.foreground(call.argv, env=os.environ)
         if code == SSH_FAILED:
             host, hint = call.far.reach.host, "look with squeue whether the job was queued all the same"
             raise Unreachable(f'ssh to "{host}" failed', where=f"sbatch on {host}", hint=hint)
         if code == NOT_FOUND:  # a job's own 127, which --wait returns, looks the same
             call.far.version()
         return code
-    reach.conf(reach.Reach(env=call.env))  # whose plugins sbatch would load
+    transport.conf(transport.Reach(env=call.env))  # whose plugins sbatch would load
     try:
         os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
     except FileNotFoundError as error:

@@ -17,7 +17,7 @@ from pitools.core.errors import ConfigError, UsageError, nearest
 from pitools.core.record import Record
 from pitools.site import dialect
 from pitools.site.load import shipped
-from pitools.site.model import Site
+from pitools.site.schema import Site
 
 SUFFIX = ".sbatch.j2"
 
@@ -172,7 +172,7 @@ def rank_command(site: Site, *words: str) -> str:
     """Return what each rank runs, as shell text: our entry with these words, in the site's container if it has one."""
     # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
     python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-    command = f"{python} -u -m pitools.launch.worker {shlex.join(words)}"
+    command = f"{python} -u -m pitools.launch.rank.main {shlex.join(words)}"
     if site.container.runtime != "apptainer":
         return command
     binds = [f"--bind={mount}" for mount in site.container.mounts]

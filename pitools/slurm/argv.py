@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from pitools.core.errors import ClusterError, UsageError
-from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT, ASSOCIATION_FORMAT, QOS_FORMAT
+from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT, ASSOCIATION_FORMAT, QOS_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
 
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[\d,:%-]+\]|\+\d+)?")

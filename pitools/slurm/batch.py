@@ -7,17 +7,19 @@ import secrets
 import shlex
 from collections.abc import Sequence
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.core.errors import ToolMissing
-from pitools.slurm.answer import unreadable
-from pitools.slurm.reach import READING, Reach, Run, call
-from pitools.slurm.refusals import NOT_FOUND, SSH_FAILED, is_refused, refusal
+from pitools.slurm.errors import NOT_FOUND, SSH_FAILED, is_refused, refusal
+from pitools.slurm.fields import unreadable
+from pitools.slurm.transport import READING, Reach, Run, call
 
 # Also what is in partitions that are hidden, or that we may not use: their jobs and nodes are there all the same.
 _ALL = {**READING, "SCONTROL_ALL": "1", "SQUEUE_ALL": "1"}
 
 
-def batch(reach: Reach, commands: Sequence[Sequence[str]], *, run: Run = proc.run) -> list[proc.Completed]:
+def batch(
+    reach: Reach, commands: Sequence[Sequence[str]], *, run: Run = subprocesses.run
+) -> list[subprocesses.Completed]:
     """Run commands that only read, one after the other, each to its end whatever became of those before it.
 
     The reach's time-out is for all of them. Raises as `reach.call`, Unreachable where ssh fails, and ClusterError
@@ -35,12 +37,12 @@ def batch(reach: Reach, commands: Sequence[Sequence[str]], *, run: Run = proc.ru
         text = done.stderr.strip() or done.stdout.strip()
         raise unreadable(" and ".join(command[0] for command in commands), "it is cut short", text[-200:])
     return [
-        proc.Completed(tuple(command), int(code), out, error)
+        subprocesses.Completed(tuple(command), int(code), out, error)
         for command, code, out, error in zip(commands, said[1::2], said[::2], errors[::2], strict=False)
     ]
 
 
-def answer(reach: Reach, done: proc.Completed) -> str:
+def answer(reach: Reach, done: subprocesses.Completed) -> str:
     """What one command of a batch printed. Raises what its failure means: see `refusals`."""
     if done.code == NOT_FOUND and not reach.host:
         raise ToolMissing(f'"{done.argv[0]}" is not on the PATH', hint="install it, or run on a host that has it")

@@ -10,11 +10,20 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.slurm import argv, pace, parse_accounts, parse_cluster, parse_jobs, parse_nodes, parts
-from pitools.slurm.answer import moment, plain, rows, separator
-from pitools.slurm.reach import MARK, READING, Reach, Run, call
+from pitools.slurm import argv, job_components, parse_accounting, parse_cluster, parse_jobs, parse_nodes, submit_rate
+from pitools.slurm.errors import (
+    SlurmReason,
+    Unanswered,
+    is_refused,
+    is_silent,
+    means_gone,
+    reason_of,
+    refusal,
+    was_never_sent,
+)
+from pitools.slurm.fields import moment, plain, rows, separator
 from pitools.slurm.records import (
     Accounting,
     Association,
@@ -28,30 +37,21 @@ from pitools.slurm.records import (
     Submitted,
     Switch,
 )
-from pitools.slurm.refusals import (
-    SlurmReason,
-    Unanswered,
-    is_refused,
-    is_silent,
-    means_gone,
-    reason_of,
-    refusal,
-    was_never_sent,
-)
 from pitools.slurm.states import UNKNOWN, job_state
+from pitools.slurm.transport import MARK, READING, Reach, Run, call
 
 __all__ = ["Client", "Reach"]
 
 
-def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> parts.Row:
-    row = parts.Row(job_id, raw_id, job_state(state))
+def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> job_components.Row:
+    row = job_components.Row(job_id, raw_id, job_state(state))
     return row._replace(reason=plain(reason), start=moment(start, UTC)) if row.state == "PENDING" else row
 
 
 class Client:
-    """One cluster. reach: how its commands are run; run: what runs a program, as `core/proc.py` does."""
+    """One cluster. reach: how its commands are run; run: what runs a program, as `core/subprocesses.py` does."""
 
-    def __init__(self, reach: Reach | None = None, run: Run = proc.run) -> None:
+    def __init__(self, reach: Reach | None = None, run: Run = subprocesses.run) -> None:
         self.reach = reach or Reach()
         self._run = run
 
@@ -127,22 +127,22 @@ class Client:
     ) -> list[Accounting]:  # fmt: skip
         """What accounting keeps of these ids, or since an aware moment; every attempt, or only the last of each job."""
         sep = separator()
-        found = parse_accounts.sacct(
+        found = parse_accounting.sacct(
             self._read(argv.accounting(ids, user, name, since, attempts=attempts, sep=sep)), sep, UTC
         )
         return [job for job in found if not name or job.name == name]
 
     def associations(self, user: str = "") -> list[Association]:
         """Accounts, partitions and QOS that a user, or anyone, is associated with."""
-        return parse_accounts.associations(self._read(argv.associations(user)))
+        return parse_accounting.associations(self._read(argv.associations(user)))
 
     def default_accounts(self, user: str) -> dict[str, str]:
         """Cluster → the account that a user's jobs are charged to there when they name none."""
-        return parse_accounts.default_accounts(self._read(argv.default_accounts(user)))
+        return parse_accounting.default_accounts(self._read(argv.default_accounts(user)))
 
     def qos(self) -> list[Qos]:
         """Every QOS."""
-        return parse_accounts.qos(self._read(argv.QOS))
+        return parse_accounting.qos(self._read(argv.QOS))
 
     def state_of(self, ids: Sequence[str]) -> dict[str, str]:
         """State of each job: one squeue for all, then one sacct for those that squeue does not know.
@@ -153,7 +153,7 @@ class Client:
         if not ids:
             return {}
         jobs = self.jobs(ids, all_states=True, each_task=True)
-        known = parts.queued(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)
+        known = job_components.queued(job_components.Row(job.job_id, job.raw_id, job.state) for job in jobs)
         missing = [job_id for job_id in ids if job_id not in known]
         if missing:
             known = {**self._accounted(missing), **known}
@@ -164,9 +164,9 @@ class Client:
             jobs = self.accounting(ids, attempts=False)
         except PitError:
             return {}
-        return parts.accounted(parts.Row(job.job_id, job.raw_id, job.state) for job in jobs)
+        return job_components.accounted(job_components.Row(job.job_id, job.raw_id, job.state) for job in jobs)
 
-    def mine(self) -> list[parts.Row]:
+    def mine(self) -> list[job_components.Row]:
         """Id, number and state of every job of this user, each task by itself, also of those that ended minutes ago; of
         those that wait also why, and when they are expected to start.
 
@@ -195,7 +195,7 @@ class Client:
         submitting it again.
         """
         command = argv.submit(args, path)
-        pace.wait()
+        submit_rate.wait()
         hint = "the job may be queued: look for its name with squeue first"
         done = self._change(command, hint, stdin=script or None, stdout=answer)
         try:
@@ -263,7 +263,7 @@ class Client:
 
     def _change(
         self, command: Sequence[str], hint: str, stdin: str | None = None, stdout: BinaryIO | None = None
-    ) -> proc.Completed:
+    ) -> subprocesses.Completed:
         """Run what must not be repeated blindly: in doubt, say so."""
         try:
             done = self._call(command, {}, stdin, stdout)
@@ -278,17 +278,17 @@ class Client:
 
     def _call(
         self, command: Sequence[str], env: Mapping[str, str], stdin: str | None = None, stdout: BinaryIO | None = None
-    ) -> proc.Completed:
+    ) -> subprocesses.Completed:
         done = call(self.reach, command, env=env, stdin=stdin, stdout=stdout, run=self._run)
         if stdout is None:
             return done
         stdout.seek(0)
         return done._replace(stdout=stdout.read().decode(errors="replace").rpartition(MARK)[2])
 
-    def _checked(self, command: Sequence[str], done: proc.Completed) -> str:
+    def _checked(self, command: Sequence[str], done: subprocesses.Completed) -> str:
         if is_refused(done):
             raise self._refusal(command, done)
         return done.stdout
 
-    def _refusal(self, command: Sequence[str], done: proc.Completed) -> PitError:
+    def _refusal(self, command: Sequence[str], done: subprocesses.Completed) -> PitError:
         return refusal(command[0], self.reach.host, done.code, done.stderr or done.stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import tzinfo
 
-from pitools.slurm.answer import moment, pairs, unreadable, words
+from pitools.slurm.fields import moment, pairs, unreadable, words
 from pitools.slurm.records import Block, Config, StartEstimate, Submitted, Switch
 
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 
 from pitools.slurm import states
-from pitools.slurm.answer import count, moment, pairs, plain, rows, span_s, unreadable
+from pitools.slurm.fields import count, moment, pairs, plain, rows, span_s, unreadable
 from pitools.slurm.records import Job
 
 # Field of Job → squeue's letter. The first and the last column hold no text that a user chose: see answer.rows.

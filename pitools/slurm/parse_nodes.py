@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import tzinfo
 
 from pitools.slurm import states
-from pitools.slurm.answer import count, gpus, moment, pairs, plain, span_s, tres, unreadable, words
+from pitools.slurm.fields import count, gpus, moment, pairs, plain, span_s, tres, unreadable, words
 from pitools.slurm.records import Node, Partition, Reservation
 
 # In `scontrol show node`, people's words begin with the first of these; the keys before it are Slurm's alone.

@@ -1,6 +1,6 @@
 """What Slurm says, as records. Times are RFC 3339 UTC text or "", durations whole seconds or None for no limit.
 
-Host lists stay folded, as Slurm printed them (`h[01-04]`); `core/hosts.py` expands them.
+Host lists stay folded, as Slurm printed them (`h[01-04]`); `core/hostlist.py` expands them.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.root import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
-from pitools.stage.choose import EVERYTHING, Choice, Store, resolve
-from pitools.stage.local import LocalSource
-from pitools.stage.source import Dataset
+from pitools.stage.cache.layout import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
+from pitools.stage.resolve import EVERYTHING, Choice, Store, resolve
+from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import looks_whole
 
 if TYPE_CHECKING:
-    from pitools.stage.cache.space import Lack, Limits, Usages
+    from pitools.stage.cache.disk_quota import Lack, Limits, Usages
 
 _PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
 
@@ -110,14 +110,14 @@ def plan(work: Iterable[Work], limits: Limits | None = None) -> Iterator[Plan]:
 
 def _fits(root: Path, needed: int, limits: Limits | None, what: Dataset | Store) -> tuple[bool, int]:
     """Whether so many bytes go to a root within its limits, and how many of other sets would be evicted for them."""
-    from pitools.stage.cache import listing, space
+    from pitools.stage.cache import disk_quota, inventory
 
-    limits = limits or space.Limits()
+    limits = limits or disk_quota.Limits()
     disk = needed + limits.min_free_bytes - free_bytes(root)
 
     def lack(usages: Usages) -> Lack:
         quota = limits.quota_bytes
-        return space.Lack(0 if quota is None else listing.total(usages.values()) + needed - quota, disk)
+        return disk_quota.Lack(0 if quota is None else inventory.total(usages.values()) + needed - quota, disk)
 
     if limits.quota_bytes is None and disk <= 0:
         return True, 0  # without a look at every file of the root
@@ -125,16 +125,16 @@ def _fits(root: Path, needed: int, limits: Limits | None, what: Dataset | Store)
         return lack({}).bytes <= 0, 0
     try:
         sparing = what.key if isinstance(what, Store) else what.version
-        done = space.make_room(root, lack, sparing=sparing, dry_run=True)
+        done = disk_quota.make_room(root, lack, sparing=sparing, dry_run=True)
     except PitError:  # a root of another user, who alone may evict there
         return False, 0
     return not done.missing, sum(size for _, size in done.gone)
 
 
 def _standing(store: Store, root: Path) -> tuple[str, Dataset | None]:
-    from pitools.stage.plain import run
+    from pitools.stage.unmanaged import stage_store
 
-    return run.version_of(store, root), run.standing(store, root)
+    return stage_store.version_of(store, root), stage_store.standing(store, root)
 
 
 def read(lines: Iterable[str]) -> list[Plan]:

@@ -14,10 +14,10 @@ from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import quarantine
-from pitools.stage.cache.root import OBJECTS, object_path
-from pitools.stage.choose import Store, resolve
-from pitools.stage.run import stage
-from pitools.stage.source import Dataset, load, source_of
+from pitools.stage.cache.layout import OBJECTS, object_path
+from pitools.stage.resolve import Store, resolve
+from pitools.stage.sources.base import Dataset, load, source_of
+from pitools.stage.stage import stage
 from pitools.stage.verify import Finding
 
 
@@ -61,7 +61,7 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
         if os.path.realpath(source) == os.path.realpath(path):
             return say("failed", "its source is the damaged set itself")
         if record.signature and _own(path, version) is None:
-            from pitools.stage.plain.run import stage_store
+            from pitools.stage.unmanaged.stage_store import stage_store
 
             stage_store(_unchanged(source, record.signature, root), root, verify=True, readers=readers)
         else:

@@ -15,17 +15,17 @@ from typing import Literal
 
 from msgspec import structs
 
+from pitools.core import forked_pool
 from pitools.core.errors import ClusterError, DataError, PitError
-from pitools.core.files import plain_file
+from pitools.core.fs import plain_file
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
+from pitools.core.shared_progress import Seat
+from pitools.stage.cache.layout import LEASES, OBJECTS
 from pitools.stage.cache.lease import lease
-from pitools.stage.cache.root import LEASES, OBJECTS
-from pitools.stage.engine import pool
-from pitools.stage.engine.pieces import Task, tasks
-from pitools.stage.engine.seat import Seat
-from pitools.stage.local import LocalSource, reading
-from pitools.stage.source import Dataset, SourceFile, find_folder, load, versions
+from pitools.stage.copy.tasks import Task, tasks
+from pitools.stage.sources.base import Dataset, SourceFile, find_folder, load, versions
+from pitools.stage.sources.local import LocalSource, reading
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import FILE_NAME, FileEntry
 
@@ -85,7 +85,7 @@ def problems(dataset: Dataset, *, readers: int, advance: Advance, extras: bool =
     files = dataset.manifest.files
     found: list[Finding] = []
     todo = tasks(files, range(len(files)), {}, ranged=False, in_order=False)
-    pool.run(todo, partial(_Judge, dataset), found.extend, readers=readers, advance=advance)
+    forked_pool.run(todo, partial(_Judge, dataset), found.extend, readers=readers, advance=advance)
     if extras and isinstance(dataset.source, LocalSource):
         found += _extras(dataset, dataset.source.folder)
     return sorted(found, key=lambda finding: finding.path)

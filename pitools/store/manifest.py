@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.files import plain_file
+from pitools.core.fs import plain_file
 from pitools.core.record import Record, decode_json
-from pitools.store.zarr import V2_CONSOLIDATED, V3
+from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3
 
 FILE_NAME = "manifest.json"
 # Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from pitools.core.files import os_error, sync_dir
+from pitools.core.fs import os_error, sync_dir
 
 _GONE = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also by NFS
 TEMPORARY = ".tmp"

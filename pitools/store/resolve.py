@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pitools.core.errors import DataError, UsageError, nearest
 from pitools.core.output import cell
-from pitools.store import catalog, retired, tags
+from pitools.store import retirement, tags, version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.versions import is_version, lost_manifest_of, versions
+from pitools.store.version_list import is_version, lost_manifest_of, versions
 
 PREFIX_DIGITS = 6
 _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
@@ -68,9 +68,9 @@ def discarded(path: Path) -> str:
 
     Raises DataError for a record that cannot be read.
     """
-    if why := retired.reason(path):
+    if why := retirement.reason(path):
         return why
-    known = catalog.quarantine(path)
+    known = version_state.quarantine(path)
     if known and known.whole:
         reason = cell(next(iter(known.reasons), "no reason is given"))
         return f"in quarantine: {reason} (`pit dataset check {path} --release`)"
@@ -148,9 +148,9 @@ def _begins(home: Path, prefix: str) -> Path:
 
 def _newest(home: Path) -> Path:
     root, name = home.absolute().parent, home.absolute().name
-    gone = retired.read(root, name)
+    gone = retirement.read(root, name)
     for path in reversed(list(versions(home.parent, home.name))):
-        kept = catalog.quarantine(path)
+        kept = version_state.quarantine(path)
         if path.name not in gone and not (kept and kept.whole):
             return path
     hint = "name one: ROOT/NAME/VERSION; or take one back: `pit dataset retire --undo`"

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import DataError, PitError, TryLater, UsageError
-from pitools.core.files import os_error, plain_file, sync_dir
+from pitools.core.fs import os_error, plain_file, sync_dir
 from pitools.core.record import Record, decode_json
-from pitools.store import catalog, manifest, retired
+from pitools.store import manifest, retirement, version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.versions import is_version
+from pitools.store.version_list import is_version
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -56,12 +56,12 @@ def read(root: Path, name: str) -> dict[str, Tag]:
 
 def names(root: Path, name: str) -> list[str]:
     """The tags that there are or ever were."""
-    return [folder.name for folder in catalog.names(catalog.tags_dir(root, name))]
+    return [folder.name for folder in version_state.names(version_state.tags_dir(root, name))]
 
 
 def current(root: Path, name: str, tag: str) -> Tag | None:
     """The tag's last move, which may be its removal; None where there never was such a tag. Raises DataError."""
-    number = max(_numbers(catalog.tags_dir(root, name) / tag), default=0)
+    number = max(_numbers(version_state.tags_dir(root, name) / tag), default=0)
     value = _read(root, name, tag, number) if number else None
     # The names of a folder may be remembered from a moment ago, a file that is opened is asked for.
     while later := _read(root, name, tag, number + 1):
@@ -71,7 +71,7 @@ def current(root: Path, name: str, tag: str) -> Tag | None:
 
 def history(root: Path, name: str, tag: str) -> list[Tag]:
     """Every move of the tag, oldest first. Raises DataError."""
-    numbers = sorted(_numbers(catalog.tags_dir(root, name) / tag))
+    numbers = sorted(_numbers(version_state.tags_dir(root, name) / tag))
     return [value for number in numbers if (value := _read(root, name, tag, number))]
 
 
@@ -106,11 +106,11 @@ def move(root: Path, name: str, tag: str, to: str, *, expect: str | None = None,
 
 def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Tag:
     """Make the next entry of the history. Raises TryLater when there is one."""
-    folder = catalog.tags_dir(root, name) / tag
-    entry = _Move(version=to, at=clock.now(), by=catalog.author(), why=why)
+    folder = version_state.tags_dir(root, name) / tag
+    entry = _Move(version=to, at=timestamps.now(), by=version_state.author(), why=why)
     temporary = folder / f".{number}.{os.urandom(8).hex()}"
     try:
-        catalog.make_folder(folder)
+        version_state.make_folder(folder)
         with open(temporary, "xb") as file:
             file.write(msgspec.json.encode(entry) + b"\n")
             file.flush()
@@ -133,12 +133,12 @@ def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Ta
 
 
 def _numbers(folder: Path) -> list[int]:
-    found = (path.name.removesuffix(".json") for path in catalog.names(folder, ".json"))
+    found = (path.name.removesuffix(".json") for path in version_state.names(folder, ".json"))
     return [int(number) for number in found if _NUMBER.fullmatch(number)]
 
 
 def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
-    path = catalog.tags_dir(root, name) / tag / f"{number}.json"
+    path = version_state.tags_dir(root, name) / tag / f"{number}.json"
     try:
         with plain_file(path) as file:
             entry = decode_json(file.read(), _Move)
@@ -165,7 +165,7 @@ def _require(root: Path, name: str, version: str) -> None:
     if found != version:
         hint = f"pit dataset check {where}; another version is whole: pit dataset list {root}"
         raise DataError("its manifest is not the one that the folder is named after", where=where, hint=hint)
-    if retired.of(root, name, version, root / name / version):
+    if retirement.of(root, name, version, root / name / version):
         raise UsageError("the version is retired", where=where, hint=f"pit dataset retire --undo {where}")
 
 

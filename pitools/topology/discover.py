@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
-from pitools.site.model import Site
+from pitools.site.schema import Site
 from pitools.slurm import parse_cluster
 from pitools.slurm.client import Client
 from pitools.slurm.records import Block, Switch
-from pitools.topology.model import Fabric, from_blocks, from_switches, grid, listed, nodes
-from pitools.topology.sources import conf, nvlink, table, yaml
+from pitools.topology.fabric_model import Fabric, from_blocks, from_switches, grid, listed, nodes
+from pitools.topology.formats import conf, nvlink, table, yaml
 
 _MOST_BYTES = 64 << 20
 
@@ -44,7 +44,7 @@ def read(path: Path) -> Fabric:
     """  # fmt: skip
     path, _, name = (path, "", "") if os.path.isfile(path) else _named(path)  # noqa: PTH113 (it raises nothing)
     if path.suffix in (".npz", ".npy"):
-        from pitools.topology.sources import matrix
+        from pitools.topology.formats import matrix
 
         return matrix.load(path)
     text, where = _text(path), str(path)
@@ -88,7 +88,7 @@ def _saved(text: str, where: str) -> Fabric:
 
 
 def _table(text: str, first: str, where: str) -> Fabric:
-    from pitools.topology.sources import matrix
+    from pitools.topology.formats import matrix
 
     return matrix.read(text, where) if matrix.is_matrix(first) else table.read(text, where)
 

@@ -32,7 +32,7 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         # N tasks that each believe to be alone would train N models, and write over each other's checkpoints.
         if _count(env, name, 1) > 1:
-            hint = "start ranks with `pit launch run`, or as `python -m pitools.launch.worker jax|torch -- COMMAND`"
+            hint = "start ranks with `pit launch run`, or as `python -m pitools.launch.rank.main jax|torch -- COMMAND`"
             raise ConfigError(f"{name}={env[name]}, but PIT_WORLD_SIZE is not set", where="environment", hint=hint)
     rank, world_size = _count(env, "PIT_RANK", 0), _count(env, "PIT_WORLD_SIZE", 1)
     if rank >= world_size:

@@ -19,14 +19,14 @@ from msgspec import convert
 from torch import nn
 
 from pitools.loader.loader import Loader, State
-from pitools.loader.to_torch import torch_batches
+from pitools.loader.torch import torch_batches
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import rank as ranks
-from pitools.train.batches import Demonstrations
-from pitools.train.join import Peers, join_torch, require_same_order
+from pitools.train.checkpointing import due, open_guard
+from pitools.train.dataset import Demonstrations
+from pitools.train.distributed import Peers, join_torch, require_same_order
+from pitools.train.preemption import SIGNALS, StopRequest, agreed
 from pitools.train.rank import Rank
-from pitools.train.saving import due, open_guard
-from pitools.train.stop import SIGNALS, StopRequest, agreed
 
 MOMENTUM = 0.9
 CONVOLUTIONS = ((8, 4, 16), (4, 2, 32), (3, 2, 32))  # (kernel, stride, channels)

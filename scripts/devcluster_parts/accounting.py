@@ -6,8 +6,8 @@ import os
 import shutil
 from collections.abc import Sequence
 
+from devcluster_parts.errors import Problem
 from devcluster_parts.layout import Layout
-from devcluster_parts.problems import Problem
 from devcluster_parts.tools import environment, run
 
 ACCOUNTS = ("lab", "infra")

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from devcluster_parts.problems import FileProblem, UsageProblem
+from devcluster_parts.errors import FileProblem, UsageProblem
 
 LEAF_NODES = 8
 POD_LEAVES = 16

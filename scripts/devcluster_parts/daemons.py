@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster_parts.config import LOOPBACK
+from devcluster_parts.errors import Problem
 from devcluster_parts.layout import Layout
-from devcluster_parts.problems import Problem
 from devcluster_parts.process import Identity, is_alive, read_record, spawn
 from devcluster_parts.tools import environment
 

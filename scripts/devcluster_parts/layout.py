@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devcluster_parts.problems import Problem, UsageProblem
+from devcluster_parts.errors import Problem, UsageProblem
 
 DEFAULT_ROOT = Path("/var/tmp/pit-devcluster")
 DEFAULT_BASE_PORT = 17000

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster_parts import accounting, config, root, search, sites
+from devcluster_parts import accounting, config, root, sites, stray_processes
 from devcluster_parts.daemons import Daemon, answers, check_port, daemons, start, wait_for
+from devcluster_parts.errors import Problem
 from devcluster_parts.layout import Asked, Cluster, Layout, resolve
 from devcluster_parts.nodes import not_ready
-from devcluster_parts.problems import Problem
 from devcluster_parts.process import Identity, read_record, stop, write_atomically
 from devcluster_parts.tools import check_tools, this_host
 
@@ -45,7 +45,7 @@ def up(where: Path, asked: Asked, *, timeout_s: float) -> Layout:
         layout = Layout(root=where, settings=settings)
         work = Start(layout=layout, began=began, until=began + timeout_s)
         root.keep_settings(where, settings)
-        stop(search.of_setup(where), term_s=1.0)  # what an interrupted `up` may have left at work
+        stop(stray_processes.of_setup(where), term_s=1.0)  # what an interrupted `up` may have left at work
         root.make_folders(layout)
         _write_configs(layout, host, asked.cloud_topology)
         started = _start_all(work)
@@ -164,11 +164,11 @@ def _stop_all(where: Path) -> None:
     accounts = [recorded.pop(name) for name in ("slurmdbd", "mariadbd") if name in recorded]
     # Controllers and nodes first and all at once: then no job is started again, and no step waits for an answer.
     left = stop(recorded.values(), term_s=5.0)
-    left += stop(search.of_jobs(where), term_s=1.0)
-    left += stop(search.of_jobs(where), term_s=0.0)  # what a task started while it was being stopped
+    left += stop(stray_processes.of_jobs(where), term_s=1.0)
+    left += stop(stray_processes.of_jobs(where), term_s=0.0)  # what a task started while it was being stopped
     for who in accounts:
         left += stop([who], term_s=10.0)
-    left += stop(search.of_setup(where), term_s=1.0)
+    left += stop(stray_processes.of_setup(where), term_s=1.0)
     if left:
         pids = ", ".join(str(who.pid) for who in left)
         raise Problem(f"processes {pids} do not end", where=str(where), hint="run `devcluster down` again")

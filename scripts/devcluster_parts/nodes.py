@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from devcluster_parts.errors import Problem
 from devcluster_parts.layout import Cluster
-from devcluster_parts.problems import Problem
 from devcluster_parts.tools import run
 
 

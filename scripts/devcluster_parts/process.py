@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from devcluster_parts.problems import Problem
+from devcluster_parts.errors import Problem
 
 POLL_S = 0.05
 

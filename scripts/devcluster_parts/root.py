@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from devcluster_parts.errors import BusyProblem, Problem
 from devcluster_parts.layout import Layout, Settings
-from devcluster_parts.problems import BusyProblem, Problem
 from devcluster_parts.process import write_atomically
 
 SCHEMA = "pit.devcluster/1"

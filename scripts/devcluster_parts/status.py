@@ -8,9 +8,9 @@ from pathlib import Path
 
 from devcluster_parts import root
 from devcluster_parts.daemons import Daemon, daemons
+from devcluster_parts.errors import Problem
 from devcluster_parts.layout import Layout
 from devcluster_parts.nodes import states
-from devcluster_parts.problems import Problem
 
 Row = dict[str, str | int]
 COLUMNS = ("name", "kind", "cluster", "state", "pid", "port", "nodes", "log")

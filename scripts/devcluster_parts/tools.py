@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from devcluster_parts.config import LOOPBACK, Host
-from devcluster_parts.problems import Problem
-from devcluster_parts.search import SETUP_MARK
+from devcluster_parts.errors import Problem
+from devcluster_parts.stray_processes import SETUP_MARK
 
 PACKAGES = {
     "slurmctld": "slurmctld",

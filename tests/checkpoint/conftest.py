@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pitools.checkpoint import layout, seal
-from pitools.core import proc
+from pitools.checkpoint.store import layout, publish
+from pitools.core import subprocesses
 
 RUN, MODEL = "pick-20261122-010203-abcdef", "xxh3_128:00"
 Save = Callable[..., Path]
@@ -32,7 +32,7 @@ def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     for rank in range(ranks):
-        seal.digest_share(place, rank, ranks)
+        publish.digest_share(place, rank, ranks)
     return place
 
 
@@ -45,11 +45,11 @@ def protected(step_dir: Path) -> Iterator[None]:
         (step_dir / "manifest.json").chmod(0o644)
         return
     for options in (["--bind", str(step_dir)], ["-o", "remount,bind,ro"]):
-        assert proc.run(["mount", *options, str(step_dir)], timeout_s=10).code == 0
+        assert subprocesses.run(["mount", *options, str(step_dir)], timeout_s=10).code == 0
     try:
         yield
     finally:
-        assert proc.run(["umount", str(step_dir)], timeout_s=10).code == 0
+        assert subprocesses.run(["umount", str(step_dir)], timeout_s=10).code == 0
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def save(folder: Path) -> Save:
         to: Path = folder,
     ) -> Path:  # fmt: skip
         place = build(to, step, contents(step) if files is None else files, ranks=ranks)
-        return seal.publish(
+        return publish.publish(
             to, place, step, format="files", run=run, model=model, world_size=ranks,
             loader={"epoch": step, "rng": 1 << 100}, extra={"lr": 0.5},
         )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.checkpoint import find, owner
+from pitools.checkpoint.store import lookup, owner
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents, protected
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,10 +68,10 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
     assert [(line["step"], line["state"]) for line in records(planned)] == [
         (30, "kept"), (20, "kept"), (10, "would be removed"),
     ]  # fmt: skip
-    assert find.whole(folder) == [30, 20, 10]
+    assert lookup.whole(folder) == [30, 20, 10]
     done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
     assert "1 killed save left" in done.stderr
-    assert find.whole(folder) == [30, 20]
+    assert lookup.whole(folder) == [30, 20]
     assert not list(folder.glob(".step_*"))
 
 
@@ -103,8 +103,9 @@ def test_what_cannot_be(pit: Pit, run: Path, words: list[str], says: str) -> Non
 def test_login_node_needs_no_framework(run: Path) -> None:
     """Neither JAX, PyTorch, Orbax nor NumPy is imported to find and check what they wrote."""
     code = (
-        "import sys; from pathlib import Path; from pitools import cli; from pitools.checkpoint import find; "
-        "find.newest(Path(sys.argv[3])); code = cli.run(cli.group, 'pit'); "
+        "import sys; from pathlib import Path; from pitools import cli; "
+        "from pitools.checkpoint.store import lookup; "
+        "lookup.newest(Path(sys.argv[3])); code = cli.run(cli.group, 'pit'); "
         "sys.exit(', '.join({'jax', 'torch', 'orbax', 'numpy', 'zarr'} & sys.modules.keys()) or code)"
     )
     argv = [sys.executable, "-c", code, "checkpoint", "check", str(run)]

@@ -12,15 +12,15 @@ SCRIPT = """
 import platform
 import sys
 from pathlib import Path
-from pitools.checkpoint.guard import Guard
-from tests.checkpoint import ranks
+from pitools.checkpoint.checkpointer import Guard
+from tests.checkpoint.adapters import rank_process as ranks
 
 what, framework, *folders = sys.argv[1:]
 if framework == "jax":
-    from pitools.checkpoint.orbax import Orbax as Adapter
+    from pitools.checkpoint.adapters.orbax_adapter import Orbax as Adapter
     state, check = ranks.jax_state, ranks.check_jax
 else:
-    from pitools.checkpoint.dcp import Dcp as Adapter
+    from pitools.checkpoint.adapters.dcp_adapter import Dcp as Adapter
     state, check = ranks.torch_state, ranks.check_torch
 for folder in folders:
     with Guard(Path(folder), Adapter(), run="r") as guard:

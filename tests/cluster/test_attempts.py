@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from pitools.launch import plan as planning
-from pitools.launch import submit
 from pitools.launch.request import Request, Watching
-from pitools.run import attempt as records
-from pitools.run import folder
+from pitools.launch.submission import submit
+from pitools.run import attempt_records as records
+from pitools.run import run_folder
 from pitools.site import connect, load
 
 pytestmark = pytest.mark.slurm
@@ -85,7 +85,7 @@ def requeued(started: dict[str, Path], clusters: Path) -> Path:
 
 
 def job_id(run_dir: Path) -> str:
-    job = folder.read(run_dir / "job.json", folder.JobRef)
+    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
     assert job is not None
     return job.job_id
 
@@ -99,19 +99,19 @@ def until(what: Callable[[], Any], timeout_s: float = 60) -> Any:
 
 
 def verdict(run_dir: Path) -> records.Verdict:
-    found = until(lambda: folder.read(run_dir / "verdict.json", records.Verdict))
+    found = until(lambda: run_folder.read(run_dir / "verdict.json", records.Verdict))
     assert isinstance(found, records.Verdict)
     return found
 
 
 def cause(run_dir: Path, attempt: int) -> records.Cause:
-    found = folder.read(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
+    found = run_folder.read(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
     assert found is not None
     return found
 
 
 def starts(run_dir: Path) -> list[records.Start]:
-    paths = [path / "start.json" for path in folder.attempts(run_dir)]
+    paths = [path / "start.json" for path in run_folder.attempts(run_dir)]
     return [msgspec.json.decode(path.read_bytes(), type=records.Start) for path in paths]
 
 
@@ -126,7 +126,7 @@ def test_a_killed_rank_is_started_again_in_the_same_job(requeued: Path, started:
     run_dir = started["killed"]
     log = run_dir / "attempts" / "0" / "steps" / "0.jsonl"
     until(lambda: log.exists() and log.read_bytes().count(b"\n") > 3)
-    rank = folder.read(run_dir / "attempts" / "0" / "ranks" / "1.json", folder.Rank)
+    rank = run_folder.read(run_dir / "attempts" / "0" / "ranks" / "1.json", run_folder.Rank)
     assert rank is not None
     killed = time.monotonic()
     os.kill(rank.pid, signal.SIGKILL)
@@ -144,8 +144,8 @@ def test_a_rank_that_hangs_leaves_its_stack(started: dict[str, Path]) -> None:
     run_dir = started["hangs"]
     assert verdict(run_dir).state == "finished"
     attempt = run_dir / "attempts" / "0"
-    hang = folder.read(attempt / "hang.json", records.Hang)
-    ended = folder.read(attempt / "exit.json", folder.Attempt)
+    hang = run_folder.read(attempt / "hang.json", records.Hang)
+    ended = run_folder.read(attempt / "exit.json", run_folder.Attempt)
     assert hang is not None
     assert ended is not None
     assert (hang.step, hang.behind) == (3, (1,))

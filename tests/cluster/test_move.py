@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pitools.checkpoint import find, verify
+from pitools.checkpoint.store import lookup, verify
 from pitools.core.errors import PitError
-from pitools.launch import move as moving
 from pitools.launch import plan as planning
-from pitools.launch import submit
-from pitools.launch.recover import asking, settling
+from pitools.launch.move import move_run as moving
+from pitools.launch.recovery import apply_decision, slurm_query
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.launch.submission import submit
+from pitools.run import run_folder
 from pitools.site import load
 from pitools.site.connect import client
 from pitools.slurm.states import is_finished
-from tests.launch.test_move import LOOP
+from tests.launch.move.test_move_run import LOOP
 
 pytestmark = pytest.mark.slurm
 
@@ -43,8 +43,8 @@ def started(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     request = Request(name="t-move", entry="loop:main", args={"steps": 2000}, time="5m", workdir=str(work))
     run_dir = submit.run(planning.make(request, alpha, "test"), alpha)
     yield run_dir
-    for made in folder.runs(tmp_path / "runs"):
-        job = folder.read(made / "job.json", folder.JobRef)
+    for made in run_folder.runs(tmp_path / "runs"):
+        job = run_folder.read(made / "job.json", run_folder.JobRef)
         if job:
             client(load.load(job.site)).cancel([job.job_id])
 
@@ -63,12 +63,12 @@ def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
     assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
     until(began(new).exists)
     assert began(new).read_text() == str(moved.step)
-    assert find.newest(started / "checkpoints") == moved.step
-    job = folder.read(started / "job.json", folder.JobRef)
+    assert lookup.newest(started / "checkpoints") == moved.step
+    job = run_folder.read(started / "job.json", run_folder.JobRef)
     assert job is not None
     assert is_finished(client(alpha).state_of([job.job_id])[job.job_id])
-    assert len(folder.attempts(started)) == 1
-    verdict = settling.verdict(started)
+    assert len(run_folder.attempts(started)) == 1
+    verdict = apply_decision.verdict(started)
     assert verdict is not None
     assert (verdict.code, verdict.moved_to) == ("moved", new.name)
 
@@ -86,14 +86,14 @@ def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest
         return msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, constraint="nosuch"))
 
     monkeypatch.setattr(planning, "make", asking_too_much)
-    job = folder.read(started / "job.json", folder.JobRef)
+    job = run_folder.read(started / "job.json", run_folder.JobRef)
     assert job is not None
     # Whoever looks keeps what Slurm said for others, for some seconds: the move is over sooner.
-    assert asking.states(alpha, [job], max_age_s=0.0) == {job.job_id: "RUNNING"}
+    assert slurm_query.states(alpha, [job], max_age_s=0.0) == {job.job_id: "RUNNING"}
     with pytest.raises(PitError, match=r"(?i)feature|constraint|configuration"):
         moving.move(started, alpha, beta)
-    assert settling.verdict(started) is None
+    assert apply_decision.verdict(started) is None
     assert [path.name for path in started.parent.iterdir() if path.is_dir()] == [started.name]
     second = started / "attempts" / "1" / "began"
     until(second.exists, 120)  # the cluster may have others to serve
-    assert second.read_text() == str(find.newest(started / "checkpoints")) != "0"
+    assert second.read_text() == str(lookup.newest(started / "checkpoints")) != "0"

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.stage.cache import lease
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -172,7 +172,7 @@ def test_a_broken_configuration_drains_no_node(nodes: Cluster, config: str):
 def test_a_read_only_disk_drains_the_node_and_says_why(nodes: Cluster):
     """Only the node whose disk it is; its log has the reason, and when it is mended jobs run there again."""
     disk = nodes.folder / "nvme" / "delta02"
-    mounted = proc.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(disk)], timeout_s=10)
+    mounted = subprocesses.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(disk)], timeout_s=10)
     if mounted.code:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
     try:
@@ -183,8 +183,8 @@ def test_a_read_only_disk_drains_the_node_and_says_why(nodes: Cluster):
         assert "Prolog error" in nodes.call("sinfo", "-hR", "-o", "%E")
         assert f"{disk} is read-only" in (nodes.logs / "slurmd-delta02.log").read_text()
         nodes.call("scancel", job)
-        assert proc.run(["mount", "-o", "remount,rw", str(disk)], timeout_s=10).code == 0
+        assert subprocesses.run(["mount", "-o", "remount,rw", str(disk)], timeout_s=10).code == 0
         nodes.call("scontrol", "update", "nodename=delta02", "state=resume")
         assert nodes.call("srun", "-w", "delta02", "echo", "well").strip() == "well"
     finally:
-        proc.run(["umount", "-l", str(disk)], timeout_s=10)
+        subprocesses.run(["umount", "-l", str(disk)], timeout_s=10)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pitools.core.errors import Unreachable
-from pitools.launch import jobs, once, sought
-from pitools.run import folder
-from pitools.run.folder import JobRef
+from pitools.launch.submission import exactly_once, find_job, submissions
+from pitools.run import run_folder
+from pitools.run.run_folder import JobRef
 from pitools.slurm.client import Client
 
 pytestmark = pytest.mark.slurm
@@ -32,7 +32,7 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
     from perf.launch import slurm_proxy
 
     # This cluster's own word would be 20 s; the proxy keeps a request for 4.
-    monkeypatch.setattr(sought, "_digests_s", lambda _: 6.0)
+    monkeypatch.setattr(find_job, "_digests_s", lambda _: 6.0)
     faults = list(slurm_proxy.FAULTS)
     runs = tmp_path / secrets.token_hex(4)  # the jobs' names are made of it: accounting remembers those of another day
     told, proxy = ways.many(
@@ -55,11 +55,11 @@ def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
         with slurm_proxy.Proxy(ways.PORT, lambda _: "") as other:
             away = ways.site(other.conf(ways.REAL, tmp_path / "away.conf", MessageTimeout=1))
         with pytest.raises(Unreachable, match="connect failure"):
-            once.send(run_dir, away, args=ways.FLAGS, patience_s=0)
-        assert jobs.numbers(run_dir) == []
-        ref = once.send(run_dir, site, args=ways.FLAGS)
+            exactly_once.send(run_dir, away, args=ways.FLAGS, patience_s=0)
+        assert submissions.numbers(run_dir) == []
+        ref = exactly_once.send(run_dir, site, args=ways.FLAGS)
     assert (ref.cluster, ref.number) == ("alpha", 0)
-    assert once.send(run_dir, away, number=0) == ref, "what is known needs no controller"
+    assert exactly_once.send(run_dir, away, number=0) == ref, "what is known needs no controller"
 
 
 def test_launch_run_finds_its_job(
@@ -77,9 +77,9 @@ def test_launch_run_finds_its_job(
         assert done.returncode == 0, done.stderr
         assert "looking for job found-" in done.stderr
         (run_dir,) = (tmp_path / "runs").glob("found-*")
-        ref = folder.read(run_dir / "job.json", JobRef)
+        ref = run_folder.read(run_dir / "job.json", JobRef)
         assert ref
         assert [job.raw_id for job in alpha.jobs(name=run_dir.name, all_states=True)] == [ref.job_id]
-        assert f"pitools.launch.worker plan {run_dir}/plan.json" in (run_dir / "script.sbatch").read_text()
+        assert f"pitools.launch.rank.main plan {run_dir}/plan.json" in (run_dir / "script.sbatch").read_text()
         assert not (run_dir / "submitit").exists(), "no callable, no pickle"
     alpha.cancel([ref.job_id])

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pitools.core import files, hosts, proc, toml
+from pitools.core import fs, hostlist, strict_toml, subprocesses
 from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, most_similar, nearest
 
 
@@ -30,8 +30,8 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def test_write_atomic_replaces_and_leaves_no_trace(tmp_path: Path) -> None:
     """The new content is there and nothing else is."""
     path = tmp_path / "a"
-    files.write_atomic(path, "one")
-    files.write_atomic(path, b"two")
+    fs.write_atomic(path, "one")
+    fs.write_atomic(path, b"two")
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -41,27 +41,27 @@ def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_text("")
     with pytest.raises(ClusterError) as caught:
-        files.write_atomic(tmp_path / "a", "x")
+        fs.write_atomic(tmp_path / "a", "x")
     assert str(tmp_path / "a") in str(caught.value)
     assert os.listdir(tmp_path) == ["a"]
 
 
 def test_hosts_fold_and_expand() -> None:
     """Slurm's folded form, both ways, each name once."""
-    assert hosts.expand("n[01-03,07],x1,n02") == ["n01", "n02", "n03", "n07", "x1"]
-    assert hosts.fold(["n03", "n01", "n02"]) == "n[01-03]"
+    assert hostlist.expand("n[01-03,07],x1,n02") == ["n01", "n02", "n03", "n07", "x1"]
+    assert hostlist.fold(["n03", "n01", "n02"]) == "n[01-03]"
 
 
 @pytest.mark.parametrize("text", ["n[01-", "n[3-1]", "@group"])
 def test_hosts_refuses_what_is_no_list(text: str) -> None:
     """A broken list is a usage error that shows it."""
     with pytest.raises(UsageError, match="host list"):
-        hosts.expand(text)
+        hostlist.expand(text)
 
 
 def test_run_returns_code_and_text() -> None:
     """An exit code is an answer, not an exception."""
-    done = proc.run(
+    done = subprocesses.run(
         [sys.executable, "-c", "import sys; print(sys.stdin.read()); sys.exit(3)"], timeout_s=20, stdin="in"
     )
     assert (done.code, done.stdout) == (3, "in\n")
@@ -71,7 +71,7 @@ def test_run_ends_the_whole_group_when_time_is_up(tmp_path: Path) -> None:
     """A child's child that would write later does not live to do it."""
     late = tmp_path / "late"
     with pytest.raises(Unreachable, match="no answer within"):
-        proc.run(["bash", "-c", f"(sleep 1; touch {late}) & sleep 30"], timeout_s=0.3)
+        subprocesses.run(["bash", "-c", f"(sleep 1; touch {late}) & sleep 30"], timeout_s=0.3)
     time.sleep(1.2)
     assert not late.exists()
 
@@ -79,33 +79,33 @@ def test_run_ends_the_whole_group_when_time_is_up(tmp_path: Path) -> None:
 def test_run_names_a_missing_program() -> None:
     """A program that is not there is a missing tool, exit code 4."""
     with pytest.raises(ToolMissing, match="no-such-program") as caught:
-        proc.run(["no-such-program"], timeout_s=1)
+        subprocesses.run(["no-such-program"], timeout_s=1)
     assert caught.value.exit_code == 4
 
 
 def test_run_does_not_wait_for_what_the_program_detached() -> None:
     """A detached process that holds the output delays neither the answer nor the time-out."""
     began = time.monotonic()
-    done = proc.run(["bash", "-c", "echo here; setsid sleep 20 & exit 3"], timeout_s=30)
+    done = subprocesses.run(["bash", "-c", "echo here; setsid sleep 20 & exit 3"], timeout_s=30)
     assert (done.code, done.stdout) == (3, "here\n")
     assert time.monotonic() - began < 15
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        proc.run(["bash", "-c", "setsid sleep 20 & sleep 20"], timeout_s=0.5)
+        subprocesses.run(["bash", "-c", "setsid sleep 20 & sleep 20"], timeout_s=0.5)
     assert time.monotonic() - began < 15
 
 
 def test_run_takes_more_input_and_output_than_a_pipe_holds() -> None:
     """A megabyte goes in and comes out whole, though the program pauses for longer than one look."""
     text = "0123456789abcdef" * 65536
-    assert proc.run(["bash", "-c", "sleep 0.5; exec cat"], timeout_s=30, stdin=text).stdout == text
+    assert subprocesses.run(["bash", "-c", "sleep 0.5; exec cat"], timeout_s=30, stdin=text).stdout == text
 
 
 def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     """The folder to run in is named, and the program is not called missing."""
     gone = tmp_path / "gone"
     with pytest.raises(ClusterError, match="in this folder") as caught:
-        proc.start(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
+        subprocesses.start(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
     assert caught.value.where == str(gone)
     assert not isinstance(caught.value, ToolMissing)
 
@@ -121,7 +121,7 @@ def test_a_program_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, m
     program.write_bytes(content)
     program.chmod(mode)
     with pytest.raises(ToolMissing, match=f"cannot be run: {reason}"):
-        proc.run([str(program)], timeout_s=5)
+        subprocesses.run([str(program)], timeout_s=5)
 
 
 # Large enough that its end takes time; and one whose first thread has ended, which looks dead and is not.
@@ -136,7 +136,7 @@ LEFT = {
 def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str) -> None:
     """What a program left behind, in another process group too."""
     code = f"import time; {LEFT[left]}; print('now', flush=True); time.sleep(60)"
-    process = proc.start(
+    process = subprocesses.start(
         ["bash", "-c", f'set -m; {sys.executable} -c "{code}" & echo $!; exit 0'],
         env=os.environ, log=tmp_path / "log", session=True,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str
         time.sleep(0.05)
     pid = next(int(word) for word in said.split() if word.isdigit())
     assert os.getpgid(pid) == pid
-    proc.kill_sessions(process.pid)
+    subprocesses.kill_sessions(process.pid)
     with contextlib.suppress(FileNotFoundError):
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         assert os.listdir(f"/proc/{pid}/task") == [str(pid)]
@@ -157,7 +157,7 @@ def test_foreground_passes_signals_on() -> None:
     """A signal to us reaches the program, and its own exit code comes back."""
     child = "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); " \
             "os.kill(os.getppid(), signal.SIGUSR2); time.sleep(20)"  # fmt: skip
-    assert proc.foreground([sys.executable, "-c", child], env=os.environ) == 7
+    assert subprocesses.foreground([sys.executable, "-c", child], env=os.environ) == 7
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, k
     path = tmp_path / "f.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        toml.convert(toml.read(path), Outer, str(path))
+        strict_toml.convert(strict_toml.read(path), Outer, str(path))
     assert (caught.value.key, caught.value.hint, caught.value.where) == (key, hint, str(path))
     assert key in caught.value.what
 
@@ -209,12 +209,12 @@ def test_nearest_falls_back_to_the_choices() -> None:
 def test_what_is_no_host_list_is_said_at_once(text: str) -> None:
     """Nothing is made of a list that is none, or that stands for more nodes than any cluster has."""
     with pytest.raises(UsageError):
-        hosts.expand(text)
+        hostlist.expand(text)
 
 
 def test_blanks_divide_a_host_list() -> None:
     """Lists that were pasted, with newlines and blanks between and within, are read as they look."""
-    assert hosts.expand("n1\nn2 n3, n[4-5, 07]") == ["n1", "n2", "n3", "n4", "n5", "n07"]
+    assert hostlist.expand("n1\nn2 n3, n[4-5, 07]") == ["n1", "n2", "n3", "n4", "n5", "n07"]
 
 
 def test_a_schema_is_one_record(repo: Path) -> None:

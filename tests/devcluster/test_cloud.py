@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from ClusterShell.NodeSet import NodeSet
 from devcluster_parts.cloud import converted, expanded, generated
-from devcluster_parts.problems import FileProblem, UsageProblem
+from devcluster_parts.errors import FileProblem, UsageProblem
 from hypothesis import given
 from hypothesis import strategies as st
 

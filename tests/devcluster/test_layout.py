@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from devcluster_parts.daemons import daemons
+from devcluster_parts.errors import Problem, UsageProblem
 from devcluster_parts.layout import DEFAULT_ROOT, Asked, Layout, Settings, check_root_path, resolve
-from devcluster_parts.problems import Problem, UsageProblem
 
 ROOT = Path("/srv/dc")
 

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from devcluster_parts import search, tools
-from devcluster_parts.problems import Problem
+from devcluster_parts import stray_processes, tools
+from devcluster_parts.errors import Problem
 from devcluster_parts.process import identify, is_alive, read_record, send, spawn, stop
 
 
@@ -105,11 +105,11 @@ def test_a_program_that_is_not_there_leaves_no_record(tmp_path):
 
 def test_what_an_interrupted_up_left_is_found_with_its_children(tmp_path):
     """Set-up programs are told by a mark in their environment, their children by descent; others are not."""
-    env = {search.SETUP_MARK: str(tmp_path), "PATH": os.environ["PATH"]}
+    env = {stray_processes.SETUP_MARK: str(tmp_path), "PATH": os.environ["PATH"]}
     with subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env) as shell:
-        other = subprocess.Popen(["sleep", "60"], env={search.SETUP_MARK: f"{tmp_path}x"})
+        other = subprocess.Popen(["sleep", "60"], env={stray_processes.SETUP_MARK: f"{tmp_path}x"})
         end = time.monotonic() + 10
-        while len(found := search.of_setup(tmp_path)) < 2 and time.monotonic() < end:
+        while len(found := stray_processes.of_setup(tmp_path)) < 2 and time.monotonic() < end:
             time.sleep(0.02)
         assert shell.pid in [who.pid for who in found]
         assert stop(found, term_s=5.0) == []
@@ -124,7 +124,7 @@ def test_a_task_is_told_from_a_users_shell(tmp_path):
     shell = subprocess.Popen(["sleep", "60"], env=ours)
     task = subprocess.Popen(["sleep", "60"], env={**ours, "SLURMD_NODENAME": "alpha01"})
     try:
-        assert [who.pid for who in search.of_jobs(tmp_path)] == [task.pid]
+        assert [who.pid for who in stray_processes.of_jobs(tmp_path)] == [task.pid]
     finally:
         for process in (shell, task):
             process.kill()

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from devcluster_parts import root
+from devcluster_parts.errors import BusyProblem, Problem
 from devcluster_parts.layout import Settings
-from devcluster_parts.problems import BusyProblem, Problem
 
 MARKER = "devcluster.json"
 

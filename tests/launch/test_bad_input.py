@@ -163,7 +163,7 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     from pitools.core.errors import PitError
     from pitools.launch import plan as planning
     from pitools.launch import request as requests
-    from pitools.launch import submit
+    from pitools.launch.submission import submit
     from pitools.site.connect import client
     from pitools.site.load import load
 

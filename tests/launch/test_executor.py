@@ -15,11 +15,11 @@ import submitit
 from submitit.core import core, utils
 
 from pitools.core.errors import ConfigError, UsageError
-from pitools.launch import logs, status
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
+from pitools.launch.monitor import rank_log, status
 from pitools.launch.request import Request
-from pitools.run import folder
+from pitools.run import run_folder
 from pitools.site import load
 from pitools.site.connect import client
 
@@ -76,10 +76,10 @@ def test_a_plan_is_submitted_without_a_pickle(make_plan: MakePlan, tmp_path: Pat
     made = PitExecutor(make_plan("alpha"), load.load("alpha"), run_dir, send)
     assert made.submit_plan() == "7"
     assert sent == [run_dir / "script.sbatch"]
-    assert f'"$PIT_PYTHON" -u -m pitools.launch.worker plan {run_dir}/plan.json\n' in sent[0].read_text()
+    assert f'"$PIT_PYTHON" -u -m pitools.launch.rank.main plan {run_dir}/plan.json\n' in sent[0].read_text()
     assert not (run_dir / "submitit").exists()
     made.submit(square, 2)
-    assert f"pitools.launch.worker submitit {run_dir}/submitit\n" in sent[1].read_text()
+    assert f"pitools.launch.rank.main submitit {run_dir}/submitit\n" in sent[1].read_text()
     assert (run_dir / "submitit" / "7_submitted.pkl").is_file()
     assert (run_dir / "submitit").stat().st_mode & 0o777 == 0o700
 
@@ -112,7 +112,7 @@ def sent(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Sent:
         request = Request(name="t", time="5m", workdir=str(base), command="true", **asked)
         return planning.make(request, load.load("alpha"), "test")
 
-    array_dir, failing_dir = base / folder.new_id("array"), base / folder.new_id("code")
+    array_dir, failing_dir = base / run_folder.new_id("array"), base / run_folder.new_id("code")
     array = executor(plan(), array_dir).map_array(square, [1, 2, 3])
     return Sent(array, array_dir, executor(plan(nodes=2), failing_dir).submit(fail, 7), failing_dir)
 
@@ -127,7 +127,7 @@ def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
     script = (run_dir / "script.sbatch").read_text()
     assert "#SBATCH --array=0-2" in script
     assert "PIT_ATTEMPT_DIR" in script
-    assert [path.name for path in folder.attempts(run_dir)] == ["0.0", "1.0", "2.0"]
+    assert [path.name for path in run_folder.attempts(run_dir)] == ["0.0", "1.0", "2.0"]
 
 
 @pytest.mark.slurm
@@ -139,7 +139,7 @@ def test_its_folder_is_a_run(sent: Sent) -> None:
     site = load.load("alpha")
     run = status.show(sent.array_dir, site)
     assert (run.job_id, run.attempts) == (sent.array[0].job_id.partition("_")[0], 3)
-    assert "squaring 3" in "".join(logs.read(sent.array_dir, site, 0, follow=False))
+    assert "squaring 3" in "".join(rank_log.read(sent.array_dir, site, 0, follow=False))
     # Before its ranks begin, a job's output is the job's own file.
     until(lambda: sent.failing.task(1).paths.stdout.name == "1.out")
     assert not (sent.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
@@ -150,7 +150,7 @@ def test_the_job_s_exit_code_is_the_ranks(clusters: Path, sent: Sent) -> None:
     """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
     job, run_dir = sent.failing, sent.failing_dir
     until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
-    ended = folder.read(run_dir / "attempts" / "0" / "exit.json", folder.Attempt)
+    ended = run_folder.read(run_dir / "attempts" / "0" / "exit.json", run_folder.Attempt)
     assert ended is not None
     assert ended.exit_code == 7
     until(lambda: client(load.load("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")

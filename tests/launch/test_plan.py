@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pitools.core.errors import ConfigError, DataError
-from pitools.dataset.catalog.retire import retire
+from pitools.dataset.catalog.retirement import retire
 from pitools.launch import plan as planning
 from pitools.launch.request import Request, with_data
 from pitools.site import load

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 
 Record = Callable[..., Path]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 from tests.loader.conftest import Record
 
 

@@ -15,15 +15,15 @@ import pytest
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from pitools.loader.to_torch import BatchStream, StreamLoader, torch_batches  # noqa: E402
+from pitools.loader.torch import BatchStream, StreamLoader, torch_batches  # noqa: E402
 
 # Of torch on a small machine, and of Python 3.12 on: what it warns of is what these tests try.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")

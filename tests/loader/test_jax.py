@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train import forks
+from tests.train import forked_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -24,9 +24,9 @@ from itertools import islice
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 def loader(path=sys.argv[-1], **more):
     arrays = Arrays(Path(path), resident_bytes=0)
@@ -42,24 +42,24 @@ def path(record: Callable[..., Path]) -> Path:
     return record(LENGTHS)
 
 
-Ran = tuple[forks.Fork, Path]
+Ran = tuple[forked_ranks.Fork, Path]
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Callable[[str], forks.Server]]:
+def server() -> Iterator[Callable[[str], forked_ranks.Server]]:
     """A server of forks, by framework."""
-    yield from forks.servers()
+    yield from forked_ranks.servers()
 
 
 @pytest.fixture
-def run(server: Callable[[str], forks.Server], tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+def run(server: Callable[[str], forked_ranks.Server], tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Starts a program with `COMMON` before it: `run(code, *argv, NAME=value)`."""
     begun: list[Ran] = []
 
     def run(code: str, *argv: str, **env: str) -> Ran:
         out = tmp_path / f"{len(begun)}.out"
         code = f"import sys\nsys.argv = {['', *argv]!r}\n{COMMON}{code}"
-        begun.append((server("jax").start(code, forks.environment() | env, out), out))
+        begun.append((server("jax").start(code, forked_ranks.environment() | env, out), out))
         return begun[-1]
 
     yield run
@@ -79,7 +79,7 @@ def said(*ran: Ran) -> list[Any]:
 MESH = """
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pitools.loader.to_jax import jax_batches
+from pitools.loader.jax import jax_batches
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 plain, batches = loader(), jax_batches(loader(), NamedSharding(mesh, PartitionSpec("data")))
 kept = []
@@ -117,7 +117,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.experimental import multihost_utils
 from pitools.core.errors import ConfigError
-from pitools.loader.to_jax import jax_batches
+from pitools.loader.jax import jax_batches
 mesh = Mesh(np.array(jax.devices()), ("data",))
 over = NamedSharding(mesh, PartitionSpec("data"))
 batches = jax_batches(loader(rank=rank, world_size=count), over)

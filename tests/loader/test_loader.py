@@ -19,11 +19,11 @@ import pytest
 from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, DataError, Unreachable, UsageError
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Drawn, Windowed
+from pitools.loader.sampling.protocol import Drawn, Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 LENGTHS = (40, 3, 25, 60, 17)
 SPANS = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(2, 1)}

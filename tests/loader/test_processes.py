@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 # Python 3.12 on warns of forks beside threads, which is what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
@@ -31,7 +31,7 @@ CHILD = """
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
 
 def sums(arrays, queue):

@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 
 
 def test_the_example_of_the_readme_works(repo: Path, tmp_path: Path):

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from pitools.loader import device, to_torch  # noqa: E402
+from pitools.loader import device_prefetch  # noqa: E402
+from pitools.loader import torch as to_torch  # noqa: E402
 
 # Of torch on a small machine, and of Python 3.12 on: what it warns of is what these tests try.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
@@ -30,9 +31,9 @@ WORKERS = """
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 def make(path, seed=0):
     arrays = Arrays(Path(path), resident_bytes=0)
@@ -98,7 +99,7 @@ class Copied:
 
     def __init__(self, batches: Loader) -> None:
         self.events: list[tuple[str, int]] = []
-        self.on = device.OnDevice(batches, self.put, self.settle, early=True)
+        self.on = device_prefetch.OnDevice(batches, self.put, self.settle, early=True)
 
     def put(self, batch: Any) -> Any:
         self.events.append(("put", batch.step))
@@ -146,8 +147,9 @@ def test_a_copy_that_fails_loses_no_batch(path: Path, step: int, where: str):
             raise MemoryError(number)
         return copy(given)
 
-    on = device.OnDevice(batches, *(fail if name == where else getattr(copied, name) for name in ("put", "settle")),
-                         early=True)  # fmt: skip
+    on = device_prefetch.OnDevice(
+        batches, *(fail if name == where else getattr(copied, name) for name in ("put", "settle")), early=True
+    )
     for number in range(5):
         until = time.monotonic() + 0.1  # after an error nothing is read ahead
         while not batches.ready and time.monotonic() < until:

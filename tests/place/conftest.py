@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pitools.place.sites.snapshot import Snapshot
-from pitools.place.sites.standing import Standing
-from pitools.site.model import Partition as Said
-from pitools.site.model import Site
+from pitools.place.clusters.account_limits import Standing
+from pitools.place.clusters.snapshot import Snapshot
+from pitools.site.schema import Partition as Said
+from pitools.site.schema import Site
 from pitools.slurm.records import Association, Job, Node, Partition
 
 # What stands at the end of the command line is what the far side's shell would run. The host says how it answers.

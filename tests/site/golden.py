@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pitools.site import load, standalone
+from pitools.site import load, user_scripts
 
 SITES = ("alpha", "beta", "h100-ib", "gb200-nvl72", "gcp-a3-tpu", "aws-p5-efa", "local")
 CASES = [(site, script) for site in SITES for script in ("train", "stage")]
@@ -16,7 +16,7 @@ CASES = [(site, script) for site in SITES for script in ("train", "stage")]
 def text(site: str, script: str) -> str:
     """Four nodes, one dataset, and for ranks a command that needs quoting."""
     command = [] if script == "stage" else ["python", "train.py", "--note", "it's 100% $HOME"]
-    return standalone.text(
+    return user_scripts.text(
         load.load(site), script, command, nodes=4, tasks_per_node=1,
         gpus_per_node=None, time="2h", framework="jax", data={"demo": "/shared/data sets/demo/1f"},
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 from pitools.core.errors import ConfigError, UsageError
 from pitools.site import dialect, load, template
-from pitools.site.model import Site
+from pitools.site.schema import Site
 
 
 @pytest.mark.parametrize(

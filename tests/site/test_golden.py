@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pitools.run import folder
-from pitools.run.attempt import SUCCEEDED
-from pitools.site import load, standalone
+from pitools.run import run_folder
+from pitools.run.attempt_records import SUCCEEDED
+from pitools.site import load, user_scripts
 
 GOLDEN = runpy.run_path(str(Path(__file__).with_name("golden.py")))
 CASES = GOLDEN["CASES"]
@@ -61,7 +61,7 @@ def test_the_script_itself_writes_an_end_that_nothing_else_wrote(
         argv = ["bash", "-c", f"{function}last_word {code}"]
         done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"{ended}\n", "")
-        record = folder.read(tmp_path / "exit.json", folder.Attempt)
+        record = run_folder.read(tmp_path / "exit.json", run_folder.Attempt)
         assert record is not None
         assert (record.job_id, record.exit_code) == ("7", ended)
         assert (tmp_path / SUCCEEDED).exists() == (ended == 0)
@@ -73,5 +73,5 @@ def test_the_script_itself_writes_an_end_that_nothing_else_wrote(
 @pytest.mark.parametrize("script", ["train", "stage"])
 def test_slurm_takes_the_scripts(clusters: Path, name: str, script: str) -> None:
     """`sbatch --test-only` of the running cluster accepts the script."""
-    verdicts = list(standalone.verdicts(load.load(name), GOLDEN["text"](name, script)))
+    verdicts = list(user_scripts.verdicts(load.load(name), GOLDEN["text"](name, script)))
     assert [(verdict.check, verdict.ok) for verdict in verdicts] == [("bash", True), ("sbatch", True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ConfigError
-from pitools.site import load, standalone
+from pitools.site import load, user_scripts
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
         template = path.with_name("own.sbatch.j2")
         if not template.exists():
             template.write_text(text)
-        return standalone.text(
+        return user_scripts.text(
             load.load("x"), "own", ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="", framework="none",
             data={},
         )  # fmt: skip
@@ -31,7 +31,7 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
 def test_the_folder_of_slurm_s_commands_is_on_the_job_s_path(write_site: Callable[[str, str], Path]) -> None:
     """Before the first step that needs them, and after modules and variables that may change the PATH."""
     write_site("x", 'name = "x"\nmodules = ["m"]\n[slurm]\nbin = "/opt/s 1/bin"\n[environment]\nPATH = "/usr/bin"\n')
-    text = standalone.text(
+    text = user_scripts.text(
         load.load("x"), "train", ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="", framework="none",
         data={},
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.slurm.client import Client, Reach
 from pitools.slurm.parse_jobs import JOB_FORMAT
 
@@ -42,10 +42,10 @@ def told() -> Callable[..., tuple[Client, list[list[str]]]]:
     def make(answer: Told, reach: Reach | None = None) -> tuple[Client, list[list[str]]]:
         ran: list[list[str]] = []
 
-        def run(argv: Sequence[str], **options: object) -> proc.Completed:
+        def run(argv: Sequence[str], **options: object) -> subprocesses.Completed:
             ran.append(list(argv))
             code, stdout, stderr = answer(argv)
-            return proc.Completed(tuple(argv), code, stdout, stderr)
+            return subprocesses.Completed(tuple(argv), code, stdout, stderr)
 
         return Client(reach, run), ran
 

@@ -9,9 +9,9 @@ import pytest
 
 from pitools.core.errors import ClusterError, PitError, ToolMissing, Unreachable
 from pitools.slurm.client import Client, Reach
-from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT
+from pitools.slurm.errors import SlurmRefused, SlurmUnreachable, Unanswered
+from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
-from pitools.slurm.refusals import SlurmRefused, SlurmUnreachable, Unanswered
 
 Make = Callable[..., tuple[Client, list[list[str]]]]
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.slurm.client import Client, Reach
+from pitools.slurm.errors import Unanswered
 from pitools.slurm.records import Accounting, Switch
-from pitools.slurm.refusals import Unanswered
 from pitools.slurm.states import is_finished
 
 pytestmark = pytest.mark.slurm
@@ -90,7 +90,7 @@ def test_start_estimates(alpha: Client) -> None:
     estimate = alpha.test_only(SCRIPT, ["--nodes=2", "--time=5"])
     assert estimate.cpus >= 2
     assert estimate.partition == "train"
-    assert estimate.start > clock.text(datetime.now(UTC) - timedelta(minutes=1))
+    assert estimate.start > timestamps.text(datetime.now(UTC) - timedelta(minutes=1))
     for args, words in [
         (["--nodes=99"], "node configuration is not available"),
         (["--partition=nosuch"], "Invalid partition name"),
@@ -126,7 +126,7 @@ def test_the_callers_settings_change_nothing(
     job_id = queued(f"--job-name={name}")
     (job,) = alpha.jobs(name=name)
     assert (job.job_id, job.partition, job.state) == (job_id, "train", "PENDING")
-    assert alpha.test_only(SCRIPT).start < clock.text(datetime.now(UTC) + timedelta(hours=2))
+    assert alpha.test_only(SCRIPT).start < timestamps.text(datetime.now(UTC) + timedelta(hours=2))
 
 
 def test_states_of_jobs_arrays_and_strangers(alpha: Client, queued: Callable[..., str]) -> None:
@@ -160,7 +160,7 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
         time.sleep(0.3)
     (record,) = kept()
     assert (record.job_id, record.state, record.by_uid, record.user) == (job_id, "CANCELLED", 0, "root")
-    assert record.submit > clock.text(began)
+    assert record.submit > timestamps.text(began)
     assert alpha.accounting([job_id])[0].name == name
 
 

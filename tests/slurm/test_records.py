@@ -56,4 +56,4 @@ def test_importing_records_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"numpy", "jax", "torch", "zarr", "submitit", "rich", "click", "ClusterShell", "jinja2"}
-    assert not loaded & {"subprocess", "pitools.core.proc", "pitools.slurm.client"}
+    assert not loaded & {"subprocess", "pitools.core.subprocesses", "pitools.slurm.client"}

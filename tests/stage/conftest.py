@@ -11,8 +11,8 @@ import pytest
 
 from pitools import cli
 from pitools.commands.stage import group
-from pitools.core import proc
-from pitools.stage.engine.seat import Seat
+from pitools.core import subprocesses
+from pitools.core.shared_progress import Seat
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -88,7 +88,7 @@ def tmpfs(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     def mount(options: str) -> Path:
         place = tmp_path / f"disk{len(mounted)}"
         place.mkdir()
-        done = proc.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], timeout_s=10)
+        done = subprocesses.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], timeout_s=10)
         if done.code:
             pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
         mounted.append(place)
@@ -96,7 +96,7 @@ def tmpfs(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     yield mount
     for place in mounted:
-        assert proc.run(["umount", str(place)], timeout_s=10).code == 0  # else somebody still has a file open
+        assert subprocesses.run(["umount", str(place)], timeout_s=10).code == 0  # else somebody still has a file open
 
 
 def left_over(root: Path) -> list[str]:

@@ -20,7 +20,7 @@ import zarr
 from click.shell_completion import ShellComplete
 
 from pitools.commands.stage import group
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 
 Cli = Callable[..., tuple[int, str, str]]
 STEPS = 100
@@ -53,7 +53,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of ours: 5 episodes of 300 steps, in several shards."""
     import h5py
 
-    from pitools.dataset.write import grid
+    from pitools.dataset.ingest import chunking
 
     made = tmp_path_factory.mktemp("cli")
     with h5py.File(made / "a.hdf5", "w") as file:
@@ -63,8 +63,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file[f"data/demo_{i}/obs/front_image"] = np.full((300, 4, 4, 3), i, np.uint8)
             file[f"data/demo_{i}/obs/wrist_image"] = np.full((300, 4, 4, 3), i, np.uint8)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(grid, "CHUNK_BYTES", 1024)
-        patched.setattr(grid, "SHARD_BYTES", 4096)
+        patched.setattr(chunking, "CHUNK_BYTES", 1024)
+        patched.setattr(chunking, "SHARD_BYTES", 4096)
         return Path(ingest([made / "a.hdf5"], root=made / "root", name="pick").path)
 
 
@@ -102,7 +102,7 @@ def test_the_order_of_names_is_nothing(recording: Path, root: Path, pit_stage: C
 @pytest.mark.parametrize(("words", "run"), [(["--steps", "310:320"], (310, 320)), (["--episodes", "1"], (300, 600))])
 def test_steps_and_episodes(recording: Path, root: Path, pit_stage: Cli, words: list[str], run: tuple[int, int]):
     """Fewer bytes than the whole, every one of the wanted steps, and the rest refused by the reader."""
-    from pitools.dataset.read import open_dataset
+    from pitools.dataset.reader import open_dataset
 
     whole = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
     code, out, err = pit_stage("run", recording, "--to", root, *words)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.dataset.catalog.retire import retire
+from pitools.dataset.catalog.retirement import retire
 from pitools.store import tags
 
 SCHEMAS = {

@@ -9,8 +9,8 @@ import pytest
 from pitools.core.errors import ClusterError, UsageError
 from pitools.stage import plan as planning
 from pitools.stage.plan import Work
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 
 
 def test_a_plan_says_what_run_would_copy_and_changes_nothing(small: Path, tmp_path: Path):

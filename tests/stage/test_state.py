@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pitools.stage import plan as planning
-from pitools.stage.cache.listing import staged
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.cache.inventory import staged
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.stage.verify import check
 
 FILES = {"zarr.json": b"{}", "a/c/0": b"0123456789" * 50, "a/c/1": b"x"}

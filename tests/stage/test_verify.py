@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.stage.cache.listing import staged
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.cache.inventory import staged
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.stage.verify import Check, Finding, check
 
 

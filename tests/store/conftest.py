@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitools.store import zarr as metadata
-from pitools.store.zarr import Array
+from pitools.store.zarr import metadata
+from pitools.store.zarr.metadata import Array
 
 
 def write(folder: Path, name: str = "", **settings: Any) -> tuple[Array, np.ndarray]:

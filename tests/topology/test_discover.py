@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
-from pitools.site.model import Site, Topology
+from pitools.site.schema import Site, Topology
 from pitools.slurm.client import Client
 from pitools.topology import discover
-from pitools.topology.model import Fabric, Leaf, Torus, chain, grid, listed, natural, nodes, tree
-from pitools.topology.sources import conf, yaml
+from pitools.topology.fabric_model import Fabric, Leaf, Torus, chain, grid, listed, natural, nodes, tree
+from pitools.topology.formats import conf, yaml
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,9 @@ def test_a_site_says_where_its_fabric_is(tmp_path: Path) -> None:
     """Its file goes first, then its torus, then its Slurm; without any, nothing is known."""
     path = tmp_path / "hosts.csv"
     path.write_text("node,leaf\nn1,a\nn2,b\n")
-    told = Client(run=lambda argv, **_: proc.Completed(tuple(argv), 0, "SwitchName=s Level=0 Nodes=n[1-2]\n", ""))
+    told = Client(
+        run=lambda argv, **_: subprocesses.Completed(tuple(argv), 0, "SwitchName=s Level=0 Nodes=n[1-2]\n", "")
+    )
     assert [leaf.path for leaf in discover.of_site(Site(name="x"), told).leaves] == [("s",)]
     assert discover.of_site(Site(name="x"), None) == Fabric(kind="flat")
     here = Site(name="x", topology=Topology(file=str(path), dims=(2, 1), nodes="n[1-2]"))
@@ -255,7 +257,9 @@ def test_a_site_says_where_its_fabric_is(tmp_path: Path) -> None:
 
 def test_a_flat_slurm_and_nodes_without_a_switch() -> None:
     """No topology is a flat fabric; nodes that it does not know are told in the order given."""
-    silent = Client(run=lambda argv, **_: proc.Completed(tuple(argv), 1, "", "No topology information available\n"))
+    silent = Client(
+        run=lambda argv, **_: subprocesses.Completed(tuple(argv), 1, "", "No topology information available\n")
+    )
     assert discover.fabric(silent) == Fabric(kind="flat")
     fabric = tree([Leaf(path=("a",), nodes=("n1", "n2"))])
     assert discover.unwired(fabric, ["n3", "n1", "m", "n3"]) == ["n3", "m"]

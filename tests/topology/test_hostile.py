@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.topology import discover
-from pitools.topology.crossings import crossings, fewest
-from pitools.topology.model import grid, listed
-from pitools.topology.order import order
-from pitools.topology.sources import matrix, nvlink, table
+from pitools.topology.fabric_model import grid, listed
+from pitools.topology.formats import matrix, nvlink, table
+from pitools.topology.rank_order import order
+from pitools.topology.ring_cost import crossings, fewest
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 

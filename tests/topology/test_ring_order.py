@@ -21,10 +21,10 @@ from pitools.site.load import load
 from pitools.slurm.records import Switch
 from pitools.slurm.states import is_finished
 from pitools.topology import discover
-from pitools.topology.crossings import crossings, fewest
-from pitools.topology.model import Fabric, Torus, from_switches, natural
-from pitools.topology.order import order
-from pitools.topology.tour import tour
+from pitools.topology.fabric_model import Fabric, Torus, from_switches, natural
+from pitools.topology.rank_order import order
+from pitools.topology.ring_cost import crossings, fewest
+from pitools.topology.torus_order import tour
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 SHAPES = st.recursive(st.integers(1, 4), lambda below: st.lists(below, min_size=1, max_size=4), max_leaves=10)

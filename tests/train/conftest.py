@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 from pitools.run import steps
-from tests.train import forks
+from tests.train import forked_ranks
 
 LIMIT_S = 120
 
@@ -52,15 +52,20 @@ class Job:
     """The processes of one job, and what they left in its folder."""
 
     def __init__(
-        self, server: forks.Server, folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str],
+        self,
+        server: forked_ranks.Server,
+        folder: Path,
+        module: str,
+        data: Path | Sequence[Path],
+        nonces: Sequence[str],
         args: dict[str, object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, places = folder, [data] * len(nonces) if isinstance(data, Path) else data
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         shared = {
-            **forks.environment(), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            **forked_ranks.environment(), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PIT_WORLD_SIZE": str(len(nonces)),
             "PIT_ATTEMPT_DIR": str(folder), "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
         }  # fmt: skip
@@ -107,13 +112,13 @@ class Job:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Callable[[str], forks.Server]]:
+def server() -> Iterator[Callable[[str], forked_ranks.Server]]:
     """A server of forks, by framework."""
-    yield from forks.servers()
+    yield from forked_ranks.servers()
 
 
 @pytest.fixture(scope="session")
-def start(server: Callable[[str], forks.Server]) -> Iterator[Callable[..., Job]]:
+def start(server: Callable[[str], forked_ranks.Server]) -> Iterator[Callable[..., Job]]:
     """Starts a job: `start(folder, module, data, ["nonce"] * ranks, steps=…)`. `folder` is that of the attempt;
     `data` one place, or each rank's."""
     jobs = []

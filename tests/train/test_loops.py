@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitools.checkpoint import find
-from pitools.dataset.ingest import ingest
+from pitools.checkpoint.store import lookup
+from pitools.dataset.ingest.ingest import ingest
 from pitools.run import steps
-from pitools.store import catalog
+from pitools.store import version_state
 
 STEPS = 200
 CLOSE = 1e-5
@@ -70,7 +70,7 @@ def test_two_ranks_learn_what_one_does(
     assert summary is not None
     assert summary.steps == 40
     assert median(1 - (step.input_s + step.compute_s + step.comm_s) / step.wall_s for step in logs[1]) < 0.1
-    assert find.whole(tmp_path / "checkpoints") == [40, 32, 16]
+    assert lookup.whole(tmp_path / "checkpoints") == [40, 32, 16]
 
 
 def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
@@ -83,7 +83,7 @@ def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
     assert job.wait() == [128 + signal.SIGTERM] * 2, job.text()
     done = len(job.log(0))
     assert len(job.log(1)) == done < STEPS
-    assert find.newest(tmp_path / "checkpoints") == done
+    assert lookup.newest(tmp_path / "checkpoints") == done
     resumed = start(tmp_path / "1", module, small, steps=STEPS, batch_size=BATCH).ok()
     assert [step.step for step in resumed.log()] == list(range(done, STEPS))
     np.testing.assert_allclose(job.losses() + resumed.losses(), alone, atol=CLOSE, rtol=0)
@@ -104,7 +104,7 @@ def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
             until(lambda job=job: len(job.log()) > 16 or job.processes[0].poll() is not None)  # type: ignore[misc]
             job.kill()
             assert job.wait() == [-signal.SIGKILL], job.text()
-            kept = find.newest(tmp_path / "checkpoints")
+            kept = lookup.newest(tmp_path / "checkpoints")
             # What was made after the last checkpoint is made again, and is the same.
             assert found + job.losses() == alone[: done + len(job.losses())]
             found += job.losses()[: kept - done]
@@ -130,7 +130,7 @@ def test_ranks_that_would_draw_other_samples_are_refused(
     """One version at two places, an episode of it in quarantine at one of them: said before any step is made."""
     copy = tmp_path / "data" / small.parent.name / small.name
     shutil.copytree(small, copy)
-    catalog.set_quarantine(copy, catalog.Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    version_state.set_quarantine(copy, version_state.Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
     job = start(tmp_path / "0", either, [small, copy], ["aa"] * 2, steps=5, batch_size=6)
     until(lambda: job.processes[1].poll() is not None)
     job.kill()  # rank 0 waits for the other's answer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
-from pitools.dataset.read import open_dataset
-from pitools.store import catalog
+from pitools.dataset.reader import open_dataset
+from pitools.store import version_state
 
 
 class Episode(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"):
@@ -29,7 +29,7 @@ class Episode(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"
 def episodes(path: Path, number: int | None = None) -> Iterator[Episode]:
     """All episodes of the version in folder `path`, or one. Raises UsageError for one that it has not, DataError."""
     opened = open_dataset(path)
-    held = catalog.quarantine(path)
+    held = version_state.quarantine(path)
     offsets = opened.episode_offsets.tolist()
     if number is not None and number >= len(offsets) - 1:
         raise UsageError(f"there is no episode {number}", where=str(path), hint=f"it has 0 to {len(offsets) - 2}")

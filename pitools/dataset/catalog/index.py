@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import private
+from pitools.core import user_dirs
 from pitools.core.errors import PitError
-from pitools.core.files import plain_file, write_atomic
-from pitools.store.versions import is_name
+from pitools.core.fs import plain_file, write_atomic
+from pitools.store.version_list import is_name
 
 FORM = 2  # of the file
 _SUM_BYTES = 4
@@ -89,7 +89,7 @@ def load(root: Path, *, rebuild: bool = False) -> tuple[Index, list[PitError]]:
 
 def file_for(root: Path) -> Path:
     """Where the index of a root is kept. Two roots may have one file: whose it is stands in it."""
-    folder = private.base("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
+    folder = user_dirs.base("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
     return folder / f"{zlib.crc32(os.fsencode(root.absolute())):08x}.msgpack"
 
 

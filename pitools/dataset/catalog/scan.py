@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, PitError
-from pitools.core.files import os_error
+from pitools.core.fs import os_error
 from pitools.core.progress import bar
 from pitools.dataset.catalog.index import Home, Row
-from pitools.dataset.catalog.versions import source_bytes
-from pitools.store import catalog, retired, tags
+from pitools.dataset.versions import source_bytes
 from pitools.store import manifest as manifests
-from pitools.store.versions import is_version, lost_manifest_of
+from pitools.store import retirement, tags, version_state
+from pitools.store.version_list import is_version, lost_manifest_of
 
 # Two changes within one tick of the file system's clock look like one: so young a folder is read again.
 _TICK_NS = 2_000_000_000
@@ -54,12 +54,12 @@ def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> 
     held: dict[str, int] = {}
     try:
         tagged = {tag: value.version for tag, value in tags.read(root, name).items()}
-        gone = tuple(retired.read(root, name))
-        kept = catalog.names(catalog.quarantine_file(root, name, "").parent, ".json")
+        gone = tuple(retirement.read(root, name))
+        kept = version_state.names(version_state.quarantine_file(root, name, "").parent, ".json")
         held = {path.stem: count for path in kept if (count := _held(root / name / path.stem))}
     except (PitError, OSError) as error:
-        errors.append(error if isinstance(error, PitError) else os_error(error, catalog.catalog_dir(root, name)))
-        damaged.append(catalog.CATALOG)
+        errors.append(error if isinstance(error, PitError) else os_error(error, version_state.catalog_dir(root, name)))
+        damaged.append(version_state.CATALOG)
     rows.sort(key=lambda row: (row.mtime_ns, row.folder))
     return Home(stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged))
 
@@ -76,12 +76,16 @@ class _Lines:
 
 def _stamps(root: Path, name: str) -> dict[str, int]:
     """The folders that a dataset's part is made of; one that is missing shows in the one above when it is made."""
-    home = catalog.catalog_dir(root, name)
+    home = version_state.catalog_dir(root, name)
     folders = [root / name]
     if home.is_dir():
-        folders += [home, catalog.retired_file(root, name, "").parent, catalog.quarantine_file(root, name, "").parent]
-        named = catalog.tags_dir(root, name)
-        folders += [named, *catalog.names(named)]
+        folders += [
+            home,
+            version_state.retired_file(root, name, "").parent,
+            version_state.quarantine_file(root, name, "").parent,
+        ]
+        named = version_state.tags_dir(root, name)
+        folders += [named, *version_state.names(named)]
     young = time.time_ns() - _TICK_NS
     stamps = {}
     for folder in folders:
@@ -106,7 +110,7 @@ def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[t
 
 
 def _held(path: Path) -> int:
-    record = catalog.quarantine(path)
+    record = version_state.quarantine(path)
     return 0 if record is None else -1 if record.whole else len(record.episodes)
 
 

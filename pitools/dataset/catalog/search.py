@@ -16,8 +16,8 @@ from typing import Any
 
 from pitools.core.errors import UsageError, nearest
 from pitools.dataset.catalog.index import Home, Index, Row
-from pitools.dataset.catalog.versions import Version
-from pitools.store.versions import published
+from pitools.dataset.versions import Version
+from pitools.store.version_list import published
 
 _CONDITION = re.compile(r"([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*)", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {

@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from pitools.dataset.check.bounds import Bounds
 from pitools.dataset.check.finding import Finding
+from pitools.dataset.check.thresholds import Bounds
 from pitools.dataset.check.vectors import Bad, Floats, Parts
 
 _NOT_LIGHT = re.compile(r"depth|mask|segm|label|instance")

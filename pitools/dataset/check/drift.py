@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.check.bounds import Bounds
 from pitools.dataset.check.cameras import is_camera
 from pitools.dataset.check.finding import Finding, Level
+from pitools.dataset.check.thresholds import Bounds
 from pitools.dataset.check.values import is_action
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statistics

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.dataset.check.bounds import Bounds
 from pitools.dataset.check.cameras import Camera
 from pitools.dataset.check.finding import Finding
+from pitools.dataset.check.thresholds import Bounds
 from pitools.dataset.check.vectors import Vectors
-from pitools.store.arrays import Arrays
 from pitools.store.manifest import EPISODE_PREFIX, Manifest
+from pitools.store.reader.version_reader import Arrays
 
 OFFSETS, LINES = "episode_offsets", "episode_json"
 # log(steps) of recordings that an operator ends by hand differ by so much anyhow.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.dataset.check.finding import Finding
-from pitools.store import catalog
-from pitools.store.catalog import Quarantine
+from pitools.store import version_state
+from pitools.store.version_state import Quarantine
 
 _REASONS_AT_MOST = 20
 
@@ -33,16 +33,19 @@ def quarantine(path: Path, findings: Iterable[Finding]) -> Quarantine | None:
     for number, reasons in known.episodes.items():
         episodes.setdefault(number, []).extend(reasons)
     record = Quarantine(
-        whole=bool(whole) or known.whole, reasons=_some([*whole, *known.reasons]), at=clock.now(), by=catalog.author(),
+        whole=bool(whole) or known.whole,
+        reasons=_some([*whole, *known.reasons]),
+        at=timestamps.now(),
+        by=version_state.author(),
         episodes={number: _some(reasons) for number, reasons in sorted(episodes.items())},
-    )  # fmt: skip
-    catalog.set_quarantine(path, record)
+    )
+    version_state.set_quarantine(path, record)
     return record
 
 
 def _known(path: Path) -> Quarantine:
     try:
-        known = catalog.quarantine(path)
+        known = version_state.quarantine(path)
     except DataError:  # what it was cannot be known any more
         known = Quarantine(whole=True, at="", by="", reasons=("the record of an earlier quarantine was damaged",))
     return known or Quarantine(whole=False, at="", by="")
@@ -57,7 +60,7 @@ def release(path: Path) -> Quarantine | None:
 
     Raises NoSpace, ClusterError, or DataError where the record cannot be read.
     """
-    known = catalog.quarantine(path)
+    known = version_state.quarantine(path)
     if known is not None:
-        catalog.set_quarantine(path, None)
+        version_state.set_quarantine(path, None)
     return known

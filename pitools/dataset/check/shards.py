@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.core.files import plain_file
-from pitools.dataset.check.files import Shard
+from pitools.core.fs import plain_file
+from pitools.dataset.check.file_inventory import Shard
 from pitools.dataset.check.finding import Finding
-from pitools.store import shard as judging
-from pitools.store.arrays import Arrays
 from pitools.store.digest import hasher_for
-from pitools.store.layout import Layout, layout
-from pitools.store.shard import ABSENT, Broken, Window, read_index
+from pitools.store.reader.version_reader import Arrays
+from pitools.store.zarr import shard_index as judging
+from pitools.store.zarr.chunk_layout import Layout, layout
+from pitools.store.zarr.shard_index import ABSENT, Broken, Window, read_index
 
 Look = Callable[[int, NDArray[Any]], None]  # the first step's number, and steps (n, *row) that are overwritten later
 

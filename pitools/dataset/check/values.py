@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.check.bounds import Bounds
 from pitools.dataset.check.cameras import Bulk, Camera
 from pitools.dataset.check.finding import Finding
+from pitools.dataset.check.thresholds import Bounds
 from pitools.dataset.check.vectors import Floats, Vectors
 from pitools.store.manifest import Statistics
 

@@ -11,10 +11,10 @@ import msgspec
 
 from pitools.core.record import Record
 from pitools.launch.plan import Plan, load_plan
-from pitools.launch.reproduce import code, environment, guard, provenance
-from pitools.run import attempt as attempts
-from pitools.run import folder, steps
-from pitools.site.model import Site
+from pitools.launch.provenance import code_copy, environment, import_guard, provenance
+from pitools.run import attempt_records as attempts
+from pitools.run import run_folder, steps
+from pitools.site.schema import Site
 from pitools.store import digest
 
 PARTS = ("request", "plan", "code", "git", "environment", "data", "site", "template", "variables", "nodes", "machine",
@@ -100,7 +100,7 @@ def _code(run_dir: Path, record: provenance.Provenance | None) -> Iterator[tuple
     if record is None or not record.code:
         yield "", _NOT_RECORDED
         return
-    held = code.listing(run_dir)
+    held = code_copy.listing(run_dir)
     for one in (*held.files, *held.linked):
         if one.kind != "folder":
             yield one.path, f"{one.bytes} bytes, {one.digest}" if one.kind == "file" else f"→ {one.link}"
@@ -113,28 +113,28 @@ def _nodes(run_dir: Path) -> Iterator[tuple[str, str]]:
 
 def ranks_of(run_dir: Path) -> list[str]:
     """The node of each rank, in the newest attempt that got as far as to have an order of nodes."""
-    for made in reversed(folder.attempts(run_dir)):
+    for made in reversed(run_folder.attempts(run_dir)):
         if lines := _text(made / "hostfile").split():
             return lines
     return []
 
 
 def _machine(run_dir: Path) -> Iterator[tuple[str, str]]:
-    for made in reversed(folder.attempts(run_dir)):
-        if machine := folder.read(made / "machine.json", guard.Machine):
+    for made in reversed(run_folder.attempts(run_dir)):
+        if machine := run_folder.read(made / "machine.json", import_guard.Machine):
             told = msgspec.structs.asdict(machine)
             yield from ((key, value) for key, value in told.items() if key != "node" and value)
             return
 
 
 def _outcome(run_dir: Path) -> Iterator[tuple[str, str]]:
-    made = folder.attempts(run_dir)
-    verdict = folder.read(run_dir / "verdict.json", attempts.Verdict)
+    made = run_folder.attempts(run_dir)
+    verdict = run_folder.read(run_dir / "verdict.json", attempts.Verdict)
     if verdict:
         yield "verdict", f"{verdict.state}: {verdict.kind}"
     if made:
         yield "attempts", str(len(made))
-    if ended := folder.last_exit(run_dir):
+    if ended := run_folder.last_exit(run_dir):
         yield "exit code", str(ended.exit_code)
     for one in reversed(made):
         log = one / "steps" / "0.jsonl"

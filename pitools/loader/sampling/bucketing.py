@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError
 from pitools.loader.sampling import gather
 from pitools.loader.sampling.instructions import Instructions
-from pitools.loader.sampling.order import Indices, Order
-from pitools.loader.sampling.samples import Buffers, Drawn, Field, field_of, require_of
+from pitools.loader.sampling.protocol import Buffers, Drawn, Field, field_of, require_of
 from pitools.loader.sampling.sequences import Sequences
-from pitools.store.arrays import Arrays
+from pitools.loader.sampling.shuffle import Indices, Order
+from pitools.store.reader.version_reader import Arrays
 
 
 class _Bucket(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.loader.sampling.windows import Indices, Place, Span
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 
 def windows(arrays: Arrays, name: str, out: NDArray[Any], to: slice | Indices, place: Place, span: Span) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.loader.sampling.order import Indices
-from pitools.loader.sampling.select import episodes
-from pitools.store.arrays import Arrays
+from pitools.loader.sampling.episode_filter import episodes
+from pitools.loader.sampling.shuffle import Indices
+from pitools.store.reader.version_reader import Arrays
 
 
 class Instructions:

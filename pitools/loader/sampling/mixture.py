@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, nearest
-from pitools.loader.sampling.apportion import parts, turns
-from pitools.loader.sampling.order import Indices, Order
-from pitools.loader.sampling.samples import Buffers, Drawn, Field, Samples
+from pitools.loader.sampling.protocol import Buffers, Drawn, Field, Samples
+from pitools.loader.sampling.shuffle import Indices, Order
+from pitools.loader.sampling.weighted_turns import parts, turns
 
 # `shuffled` deals at least so many turns at a time.
 _DEALT = 4096

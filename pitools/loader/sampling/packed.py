@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from pitools.loader.sampling import gather
 from pitools.loader.sampling.instructions import Instructions
-from pitools.loader.sampling.order import Indices, Order
 from pitools.loader.sampling.packing import Packing
-from pitools.loader.sampling.samples import Buffers, Drawn, field_of, require_of
-from pitools.store.arrays import Arrays
+from pitools.loader.sampling.protocol import Buffers, Drawn, field_of, require_of
+from pitools.loader.sampling.shuffle import Indices, Order
+from pitools.store.reader.version_reader import Arrays
 
 
 class _Rows(NamedTuple):

@@ -17,9 +17,9 @@ import numpy as np
 
 from pitools.core.errors import ConfigError
 from pitools.core.record import Record
-from pitools.loader.sampling.order import Indices, Order
 from pitools.loader.sampling.sequences import Long, Sequences, sequences
-from pitools.store.arrays import Arrays
+from pitools.loader.sampling.shuffle import Indices, Order
+from pitools.store.reader.version_reader import Arrays
 
 # (length, how many of it) of one row, and how many such rows there are.
 Group = tuple[tuple[tuple[int, int], ...], int]

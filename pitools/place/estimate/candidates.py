@@ -9,16 +9,16 @@ from functools import lru_cache
 
 import msgspec
 
-from pitools.core import hosts, units
+from pitools.core import hostlist, units
 from pitools.core.errors import ConfigError, PitError, UsageError
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan, Staged
 from pitools.launch.request import Request
-from pitools.place.estimate import limits
-from pitools.place.sites import pools
-from pitools.place.sites.snapshot import Snapshot
-from pitools.place.sites.standing import QUOTA_DAYS
-from pitools.site.model import Partition, Site
+from pitools.place.clusters import pools
+from pitools.place.clusters.account_limits import QUOTA_DAYS
+from pitools.place.clusters.snapshot import Snapshot
+from pitools.place.estimate import slurm_limits
+from pitools.site.schema import Partition, Site
 from pitools.slurm.records import Node
 from pitools.slurm.records import Partition as Seen
 from pitools.slurm.states import takes_jobs
@@ -108,7 +108,7 @@ def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, wher
     suited = [node for node in nodes if _suits(request, site, name, node)]
     able = [node for node in suited if _serves(node)]
     if plan:
-        reasons += [*_of_nodes(request, nodes, suited, able), *limits.refusals(plan.job, there, snapshot)]
+        reasons += [*_of_nodes(request, nodes, suited, able), *slurm_limits.refusals(plan.job, there, snapshot)]
         reasons += _of_quota(plan, site, snapshot)
         # Which features a node has may change; how large it is does not.
         bare = msgspec.structs.replace(request, constraint="")
@@ -177,7 +177,7 @@ def _suits(request: Request, site: Site, partition: str, node: Node) -> bool:
 def _of_nodes(request: Request, nodes: list[Node], suited: list[Node], able: list[Node]) -> Iterator[str]:
     wanted = set(_expand(request.nodelist))
     if missing := wanted - {node.node for node in able}:
-        yield f"{hosts.fold(missing)} of the node list cannot serve"
+        yield f"{hostlist.fold(missing)} of the node list cannot serve"
     yield from _of_size(request, nodes, suited)
     if len(able) < request.nodes <= len(suited):
         down = [node for node in suited if not _serves(node)]
@@ -208,7 +208,7 @@ def _of_quota(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
 def _expand(folded: str) -> frozenset[str]:
     """The names of a list that a person or Slurm wrote; what is no list is left to Slurm to refuse."""
     try:
-        return frozenset(hosts.expand(folded)) if folded else frozenset()
+        return frozenset(hostlist.expand(folded)) if folded else frozenset()
     except UsageError:
         return frozenset()
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from pitools.place.model import Job, Place, Pool, Ticket, Withdraw
-from pitools.place.policy.columns import Columns, able
-from pitools.place.policy.moves import moves
-from pitools.place.policy.order import Line, line
-from pitools.place.policy.rooms import Rooms
-from pitools.place.policy.rules import Policy
+from pitools.place.policy.capacity import Rooms
+from pitools.place.policy.job_table import Columns, able
+from pitools.place.policy.migration import moves
+from pitools.place.policy.params import Policy
+from pitools.place.policy.priority import Line, line
+from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
 
 
 def decide(

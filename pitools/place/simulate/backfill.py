@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pitools.place.simulate.packing import Packing
+    from pitools.place.simulate.node_allocator import Packing
 
 # (-tier, number in order of submission, job, units, limit in s)
 Entry = tuple[int, int, int, int, float]

@@ -5,7 +5,7 @@ How a policy is tuned with it::
     from functools import partial
     from pathlib import Path
     from pitools.place import policy
-    from pitools.place.policy import predict
+    from pitools.place.policy import runtime_predictor as predict
     from pitools.place.simulate import engine, metrics, scenario, trace
 
     jobs = trace.read(Path("../shared/data/traces/helios_venus_2020-09.csv"))
@@ -24,14 +24,14 @@ from heapq import heappop, heappush
 from math import ceil, inf, nan
 from typing import NamedTuple
 
-from pitools.place.model import Withdraw
-from pitools.place.policy.predict import Predictor
-from pitools.place.simulate import binders
+from pitools.place.policy.runtime_predictor import Predictor
+from pitools.place.simulate import baselines
 from pitools.place.simulate.backfill import Backfill, Entry
 from pitools.place.simulate.model import Result, Scenario, SimPool, Spans, Trace
-from pitools.place.simulate.packing import Packing
-from pitools.place.simulate.view import Decide, View
+from pitools.place.simulate.node_allocator import Packing
+from pitools.place.simulate.policy_adapter import Decide, View
 from pitools.place.simulate.workload import Workload
+from pitools.place.types import Withdraw
 
 
 class Event(NamedTuple):
@@ -76,7 +76,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.trace, self.scenario, self.tick_s, self.advance = trace, scenario, tick_s, advance
         self.work = Workload(trace, scenario)
-        self.bind = binders.binder(policy, scenario) if isinstance(policy, str) else None
+        self.bind = baselines.binder(policy, scenario) if isinstance(policy, str) else None
         self.decide = None if isinstance(policy, str) else policy
         self.name = name or (policy if isinstance(policy, str) else "ours")
         self.sites = [_site(pool, scenario) for pool in scenario.pools]
@@ -169,7 +169,7 @@ class Engine:
         self.waiting.add(job)
         if self.bind:
             open_now = [pool for pool in fits if not self._is_dark(pool, now)]
-            for pool in self.bind(binders.Arrival(now, job, open_now or fits, self.sites, self.work)):
+            for pool in self.bind(baselines.Arrival(now, job, open_now or fits, self.sites, self.work)):
                 self._put(now, job, pool)
             self._pass(now)
         else:

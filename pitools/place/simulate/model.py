@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pitools.topology.model import Fabric
+from pitools.topology.fabric_model import Fabric
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

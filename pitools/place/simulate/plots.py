@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pitools.core.errors import ToolMissing
-from pitools.core.files import write_atomic
+from pitools.core.fs import write_atomic
 from pitools.place.simulate.metrics import PlaceResult, during, timeline
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core import toml, units
+from pitools.core import strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.place.simulate.model import Failures, Limits, Scenario, SimPool, Windows
 from pitools.site.load import load
-from pitools.topology import discover, model
+from pitools.topology import discover, fabric_model
 
 
 class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenari
 
 def read(path: Path) -> Scenario:
     """The scenario of a TOML file. Raises ConfigError naming file and key."""
-    file = toml.convert(toml.read(path), File, str(path))
+    file = strict_toml.convert(strict_toml.read(path), File, str(path))
     try:
         made = Scenario(
             name=file.name or path.stem, load=file.load, seed=file.seed, depth=file.depth, nodes=file.nodes,
@@ -165,7 +165,7 @@ def _pool(name: str, table: PoolTable, path: Path) -> SimPool:
     fabric = discover.read(path.parent / table.fabric) if table.fabric else None
     gpus = table.gpus
     if fabric and not gpus:
-        gpus = len(model.nodes(fabric)) * table.gpus_per_node
+        gpus = len(fabric_model.nodes(fabric)) * table.gpus_per_node
     return SimPool(
         pool=name, gpus=gpus, speed=table.speed, price=table.price_per_gpu_hour, tickets=table.tickets,
         per_node=table.gpus_per_node, fabric=fabric, closed=_windows(table.closed), dark=_windows(table.dark),

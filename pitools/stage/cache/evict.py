@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pitools.core.errors import TryLater
-from pitools.core.files import os_error, sync_dir
+from pitools.core.fs import os_error, sync_dir
+from pitools.core.lock import GLANCE_S, flock, open_kept
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
-from pitools.stage.cache.listing import partials, total, usage
-from pitools.stage.cache.lock import GLANCE_S, flock, open_kept
-from pitools.stage.cache.root import (
+from pitools.stage.cache.inventory import partials, total, usage
+from pitools.stage.cache.layout import (
     LEASES,
     LOCKS,
     OBJECTS,
@@ -36,7 +36,7 @@ from pitools.stage.cache.root import (
     sweep,
     try_locked,
 )
-from pitools.stage.source import is_store, is_url
+from pitools.stage.sources.base import is_store, is_url
 
 # Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
 GRACE_S = 600.0

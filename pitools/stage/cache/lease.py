@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.stage.cache.lock import flock
-from pitools.stage.cache.root import LEASES, OBJECTS, require_safe, touch_lease
-from pitools.stage.cache.root import is_leased as is_leased
+from pitools.core.lock import flock
+from pitools.stage.cache.layout import LEASES, OBJECTS, require_safe, touch_lease
+from pitools.stage.cache.layout import is_leased as is_leased
 
 # An evictor holds the file alone only while it renames.
 _TIMEOUT_S = 10.0

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import TryLater
-from pitools.core.files import os_error, write_atomic
+from pitools.core.fs import os_error, write_atomic
+from pitools.core.lock import flock, is_shared, open_kept
 from pitools.core.record import Record, decode_json
+from pitools.stage.cache.layout import LOCKS, RECORDS, object_path
 from pitools.stage.cache.lease import lease
-from pitools.stage.cache.lock import flock, is_shared, open_kept
-from pitools.stage.cache.root import LOCKS, RECORDS, object_path
 
 _TIMEOUT_S = 10.0
 
@@ -55,7 +55,7 @@ def write(root: Path, version: str, *, source: str, n_bytes: int, signature: str
     return _change(
         root, version,
         lambda old: StageRecord(
-            source=source, staged=clock.now(), bytes=n_bytes, pinned=old.pinned, signature=signature
+            source=source, staged=timestamps.now(), bytes=n_bytes, pinned=old.pinned, signature=signature
         ),
     )  # fmt: skip
 

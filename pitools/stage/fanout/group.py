@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import hosts
+from pitools.core import hostlist
 from pitools.core.errors import ClusterError, ConfigError, UsageError
 
 _PORTS = 16  # candidates a node: that many other programs may sit where its hash falls
@@ -95,7 +95,7 @@ def find(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999),
         names, name, key = _step(environ)
         addresses = _addresses(names, environ.get("PIT_HOST_SUFFIX", host_suffix))
     if name not in names:
-        raise UsageError(f'this node, "{name}", is not one of {hosts.fold(names)}', hint=_IN_A_STEP)
+        raise UsageError(f'this node, "{name}", is not one of {hostlist.fold(names)}', hint=_IN_A_STEP)
     me = names.index(name)
     addresses[me] = _own(addresses, me)
     return Group(names, addresses, me, key, ports, secret)
@@ -110,7 +110,7 @@ def _step(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
         what = f"--fanout: {environ.get('SLURM_STEP_NUM_TASKS')} tasks on {environ.get('SLURM_STEP_NUM_NODES')} nodes"
         raise UsageError(what, hint="one a node: srun --ntasks-per-node=1 pit-stage run … --fanout")
     # The list's own sorted order: all nodes agree on it, whatever order the tasks are in.
-    names = hosts.expand(nodes)
+    names = hostlist.expand(nodes)
     key = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
     return names, environ.get("SLURMD_NODENAME", ""), " ".join(key)
 
@@ -128,7 +128,7 @@ def _addresses(names: Sequence[str], suffix: str) -> list[str]:
         return found
     from pitools.slurm.client import Client
 
-    known = {node.node: node.address for node in Client().nodes(hosts.fold(names))}
+    known = {node.node: node.address for node in Client().nodes(hostlist.fold(names))}
     return [_resolved(known.get(name, name)) for name in names]
 
 

@@ -8,9 +8,9 @@ import struct
 import time
 from collections.abc import Iterator
 
-from pitools.stage.fanout import wire
-from pitools.stage.fanout.board import Board
+from pitools.stage.fanout import protocol
 from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.fanout.shared_state import Board
 
 _POOL = 4  # idle connections kept: files are asked of a few nodes in turn
 _TICK_S = 1.0
@@ -33,13 +33,13 @@ class Connection:
         self._socket, self._patience = connection, patience
         self._waited_s, self._received = 0.0, 0
 
-    def ask(self, request: wire.Request) -> tuple[int, int]:
+    def ask(self, request: protocol.Request) -> tuple[int, int]:
         """Kind and number of the answer. Raises OSError, Refused."""
         within_s = self._patience.hold_s + self._patience.stall_s
-        kind, number = wire.ask(self._socket, request, time.monotonic() + within_s)
-        if request.kind == wire.GET and kind == wire.HERE:
+        kind, number = protocol.ask(self._socket, request, time.monotonic() + within_s)
+        if request.kind == protocol.GET and kind == protocol.HERE:
             if number != request.length:
-                raise wire.Refused("another length than was asked for")
+                raise protocol.Refused("another length than was asked for")
             self.left, self._waited_s, self._received = number, 0.0, 0
             # One system call a block, which waits for all of it outside the GIL, and looks up every second.
             self._socket.settimeout(None)
@@ -103,8 +103,8 @@ class Peers:
             if self._idle_s() >= self.patience.idle_s * (1.5 if passed else 1):
                 return None
             try:
-                answer = self._ask(node, wire.Request(wire.GET, index, offset, length))
-            except (Absent, wire.Busy) as error:
+                answer = self._ask(node, protocol.Request(protocol.GET, index, offset, length))
+            except (Absent, protocol.Busy) as error:
                 if self._is_lost(node) if isinstance(error, Absent) else watch.is_over():
                     self.board.shun(node, self.patience.shun_s)
                     return None
@@ -113,7 +113,7 @@ class Peers:
             if isinstance(answer, Connection):
                 return answer
             kind, arrived = answer
-            if kind == wire.GONE:
+            if kind == protocol.GONE:
                 return None
             if watch.is_stuck(arrived):
                 self.board.shun(node, self.patience.shun_s)
@@ -121,7 +121,7 @@ class Peers:
 
     def tell(self, node: int, *, finished: bool) -> bool:
         """Tell a node whether this one has all it wants; whether that node has. Raises Absent, Busy."""
-        answer = self._ask(node, wire.Request(wire.STATE, int(finished)))
+        answer = self._ask(node, protocol.Request(protocol.STATE, int(finished)))
         assert not isinstance(answer, Connection)
         return answer[1] == 1
 
@@ -150,13 +150,13 @@ class Peers:
         """Of a node that is not there: whether it has been, or should have been by now."""
         return bool(self.board.seen[node]) or time.monotonic() > self.board.began + self.patience.appear_s
 
-    def _ask(self, node: int, request: wire.Request) -> Connection | tuple[int, int]:
+    def _ask(self, node: int, request: protocol.Request) -> Connection | tuple[int, int]:
         """The answer, or for bytes of a file the connection they arrive on. Raises Absent, Busy."""
         while True:
             connection, is_new = self._connection(node)
             try:
                 answer = connection.ask(request)
-            except (OSError, wire.Refused) as error:
+            except (OSError, protocol.Refused) as error:
                 connection.close()
                 if is_new:
                     raise Absent from error
@@ -189,12 +189,12 @@ class Peers:
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 deadline = time.monotonic() + self.patience.answer_s
-                wire.greet(connection, self._key, self.group.me, node, deadline)
+                protocol.greet(connection, self._key, self.group.me, node, deadline)
             except BaseException as error:
                 connection.close()
                 if isinstance(error, ConnectionError) and port == known:
-                    raise wire.Busy from error  # it is there, and hangs up on what is too much for it
-                if not isinstance(error, OSError | wire.Refused):
+                    raise protocol.Busy from error  # it is there, and hangs up on what is too much for it
+                if not isinstance(error, OSError | protocol.Refused):
                     raise
                 continue
             self.board.port[node], self.board.seen[node] = port, 1

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.errors import ClusterError
-from pitools.core.files import os_error, write_atomic
-from pitools.stage.cache.lock import flock
+from pitools.core.fs import os_error, write_atomic
+from pitools.core.lock import flock
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]

@@ -26,12 +26,12 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from pitools.core import hosts, toml, units
+from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.site.load import shipped
 from pitools.site.template import fill
-from pitools.stage.cache.space import Limits
-from pitools.stage.source import is_url
+from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.sources.base import is_url
 
 
 class _Words(
@@ -81,15 +81,15 @@ class Policy(NamedTuple):
 
 def load(path: Path) -> Policy:
     """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
-    tables = toml.read(path)
+    tables = strict_toml.read(path)
     written = tables.get("rules")
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     rules: list[Rule] = []
     for number, rule in enumerate(written if isinstance(written, list) else []):
         with _located(path, number):
-            rules.append(_rule(toml.convert(rule, _Words, str(path)), node))
+            rules.append(_rule(strict_toml.convert(rule, _Words, str(path)), node))
             _refuse_contradiction(rules[:-1], rules[-1])
-    if not toml.convert(tables, _File, str(path)).rules:
+    if not strict_toml.convert(tables, _File, str(path)).rules:
         example = shipped("scripts") / "cron" / "stage.toml"
         raise ConfigError("there is no rule in it", where=str(path), hint=f"write [[rules]], as in {example}")
     absolute = path.absolute()
@@ -108,7 +108,7 @@ def _rule(words: _Words, node: str) -> Rule:
             raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
         root = Path(fill(to, node=node))
     with _key("nodes"):
-        names = hosts.expand(words.nodes)
+        names = hostlist.expand(words.nodes)
     sizes = {}
     for key in ("cap", "quota", "min_free"):
         with _key(key):
@@ -128,7 +128,7 @@ def _rule(words: _Words, node: str) -> Rule:
 
 def _source(text: str) -> Path | str:
     if is_url(text):
-        from pitools.stage.objectstore import client
+        from pitools.stage.sources.object_store import client
 
         return client.parse(text).url
     if not text.startswith("/"):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, DataError, PitError, nearest
-from pitools.stage.local import read_error
-from pitools.stage.source import is_url, versions
+from pitools.stage.sources.base import is_url, versions
+from pitools.stage.sources.local import read_error
 from pitools.stage.sync.policy import Rule
 from pitools.store.manifest import FILE_NAME
 from pitools.store.resolve import discarded
@@ -43,7 +43,7 @@ def newest(rule: Rule, failed: Callable[[PitError], None]) -> list[Version]:
         return not name.startswith(".") and fnmatch.fnmatchcase(name, rule.pattern)
 
     if is_url(rule.source):
-        from pitools.stage.objectstore import remote
+        from pitools.stage.sources.object_store import remote
 
         stored = remote.stored(str(rule.source), wants)
         found = {name: [Version(name, url, ns) for url, ns in stored[name]] for name in stored}

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pitools.topology.choose.bundle import Bundles
-from pitools.topology.choose.index import Floats, Ints
+from pitools.topology.choose.leaf_batch import Bundles
 from pitools.topology.choose.problem import Problem
+from pitools.topology.choose.tree_arrays import Floats, Ints
 
 _ROWS = 32  # of a convolution at a time: its scratch stays in the processor's cache
 

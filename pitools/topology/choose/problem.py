@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pitools.core.errors import UsageError
-from pitools.topology.choose.index import Floats, Index, Ints
-from pitools.topology.choose.model import Objective, Terms
+from pitools.topology.choose.tree_arrays import Floats, Index, Ints
+from pitools.topology.choose.types import Objective, Terms
 
 Free = Mapping[str, float] | Collection[str]
 

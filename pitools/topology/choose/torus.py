@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ClusterError
-from pitools.topology.choose.index import Floats
-from pitools.topology.choose.model import Choice, Terms
 from pitools.topology.choose.problem import Free, check_costs
-from pitools.topology.crossings import crossings
-from pitools.topology.model import Fabric, Torus
+from pitools.topology.choose.tree_arrays import Floats
+from pitools.topology.choose.types import Choice, Terms
+from pitools.topology.fabric_model import Fabric, Torus
+from pitools.topology.ring_cost import crossings
 
 Shape = tuple[int, ...]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.store import catalog, tags
+from pitools.store import tags, version_state
 
 
 def test_tag(pit, lines, publish, tmp_path) -> None:
@@ -105,12 +105,14 @@ def test_where(pit, lines, publish, tmp_path) -> None:
 
 def test_show(pit, lines, robomimic, tmp_path) -> None:
     """`show` takes a name, a tag or the beginning of a version; arrays, episodes, and one of them."""
-    from pitools.dataset.ingest import ingest
+    from pitools.dataset.ingest.ingest import ingest
 
     made = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     tags.move(tmp_path / "root", "x", "prod", made.version)
     path = Path(made.path)
-    catalog.set_quarantine(path, catalog.Quarantine(whole=False, episodes={1: ("black frames",)}, at="", by=""))
+    version_state.set_quarantine(
+        path, version_state.Quarantine(whole=False, episodes={1: ("black frames",)}, at="", by="")
+    )
     for name in ("root/x", "root/x@prod", f"root/x/{made.version[:6]}", str(path)):
         done = pit("dataset", "show", name)
         shown = {line["array"]: line for line in lines(done)}
@@ -128,7 +130,7 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
 
 def test_statistics_are_shown(pit, lines, robomimic, tmp_path) -> None:
     """Where a manifest has statistics, `show` has the least and the largest value of each array."""
-    from pitools.dataset.ingest import ingest
+    from pitools.dataset.ingest.ingest import ingest
 
     ingest([robomimic(30, 40)], root=tmp_path / "root", name="x")
     shown = {line["array"]: line for line in lines(pit("dataset", "show", "root/x"))}
@@ -139,7 +141,7 @@ def test_statistics_are_shown(pit, lines, robomimic, tmp_path) -> None:
 
 def test_diff(pit, lines, robomimic, tmp_path) -> None:
     """`diff` is silent and 0 for one version, and tells arrays, episodes, options and files of two that differ."""
-    from pitools.dataset.ingest import ingest
+    from pitools.dataset.ingest.ingest import ingest
 
     root = tmp_path / "root"
     one = ingest([robomimic(3, 4)], root=root, name="x")

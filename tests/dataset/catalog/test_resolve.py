@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.catalog.retire import retire
-from pitools.store import catalog, tags
+from pitools.dataset.catalog.retirement import retire
+from pitools.store import tags, version_state
 from pitools.store.resolve import caution, check_root, is_there, resolve, split
 
 
@@ -37,8 +37,8 @@ def test_newest_is_one_to_use(publish, tmp_path) -> None:
     old, mid, new = (publish(tmp_path, "x", number) for number in range(3))
     for when, path in enumerate((old, mid, new)):
         os.utime(path / "manifest.json", (when, when))
-    catalog.set_quarantine(new, catalog.Quarantine(whole=True, at="", by=""))
-    catalog.set_quarantine(mid, catalog.Quarantine(whole=False, episodes={0: ()}, at="", by=""))
+    version_state.set_quarantine(new, version_state.Quarantine(whole=True, at="", by=""))
+    version_state.set_quarantine(mid, version_state.Quarantine(whole=False, episodes={0: ()}, at="", by=""))
     assert resolve(str(tmp_path / "x")) == mid
     retire(mid)
     assert resolve(str(tmp_path / "x")) == old

@@ -11,10 +11,10 @@ import pytest
 
 from pitools.core.errors import UsageError
 from pitools.dataset.catalog import describe, index, search
-from pitools.dataset.catalog.retire import retire, undo
-from pitools.dataset.ingest import ingest
-from pitools.store import catalog, tags
+from pitools.dataset.catalog.retirement import retire, undo
+from pitools.dataset.ingest.ingest import ingest
 from pitools.store import manifest as manifests
+from pitools.store import tags, version_state
 
 
 @pytest.fixture(autouse=True)
@@ -111,13 +111,15 @@ def test_what_is_said_of_versions(root) -> None:
     retire(small)
     settle()
     assert find(root, "tag=prod") == [("pick", 200)]
-    catalog.set_quarantine(large, catalog.Quarantine(whole=False, episodes={3: ("black",), 5: ()}, at="", by=""))
+    version_state.set_quarantine(
+        large, version_state.Quarantine(whole=False, episodes={3: ("black",), 5: ()}, at="", by="")
+    )
     known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
     assert (known[200].tags, known[200].quarantined_episodes, known[200].state) == (("best", "prod"), 2, "live")
     assert known[10].state == "retired"
     undo(root, "pick", small.name)
     tags.move(root, "pick", "best", small.name)
-    catalog.set_quarantine(large, catalog.Quarantine(whole=True, at="", by=""))
+    version_state.set_quarantine(large, version_state.Quarantine(whole=True, at="", by=""))
     known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
     assert (known[200].tags, known[200].state, known[200].quarantined_episodes) == (("prod",), "quarantined", 200)
     assert (known[10].tags, known[10].state) == (("best",), "live")
@@ -129,8 +131,8 @@ def test_each_change_shows(publish, root) -> None:
     other = publish(root, "stack.v2", 5, episodes=71)
     tags.move(root, "stack.v2", "old", other.name)
 
-    def held(number: int) -> catalog.Quarantine:
-        return catalog.Quarantine(whole=False, episodes=dict.fromkeys(range(number), ("black",)), at="", by="")
+    def held(number: int) -> version_state.Quarantine:
+        return version_state.Quarantine(whole=False, episodes=dict.fromkeys(range(number), ("black",)), at="", by="")
 
     for act, condition in (
         (lambda: tags.move(root, "stack.v2", "prod", path.name), "tag=prod"),
@@ -139,9 +141,9 @@ def test_each_change_shows(publish, root) -> None:
         (lambda: tags.move(root, "stack.v2", "prod", ""), "tag!=prod"),
         (lambda: retire(path), "state=retired"),
         (lambda: undo(root, "stack.v2", path.name), "state=live"),
-        (lambda: catalog.set_quarantine(path, held(1)), "quarantined_episodes=1"),
-        (lambda: catalog.set_quarantine(path, held(2)), "quarantined_episodes=2"),
-        (lambda: catalog.set_quarantine(path, None), "quarantined_episodes=0"),
+        (lambda: version_state.set_quarantine(path, held(1)), "quarantined_episodes=1"),
+        (lambda: version_state.set_quarantine(path, held(2)), "quarantined_episodes=2"),
+        (lambda: version_state.set_quarantine(path, None), "quarantined_episodes=0"),
     ):
         settle()
         find(root)
@@ -185,7 +187,7 @@ def test_a_change_is_cheap(publish, tmp_path) -> None:
         publish(tmp_path / "root", "x", number)
     find(tmp_path / "root")
     publish(tmp_path / "root", "x", 99)
-    with patch("pitools.store.catalog.quarantine", side_effect=AssertionError):
+    with patch("pitools.store.version_state.quarantine", side_effect=AssertionError):
         assert len(find(tmp_path / "root")) == 21
 
 

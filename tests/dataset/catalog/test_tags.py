@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.dataset.catalog.retire import retire
-from pitools.store import catalog, tags
+from pitools.dataset.catalog.retirement import retire
+from pitools.store import tags, version_state
 
 
 def test_moves_are_a_history(publish, tmp_path) -> None:
@@ -23,7 +23,7 @@ def test_moves_are_a_history(publish, tmp_path) -> None:
     assert [(move.number, move.version, move.why) for move in tags.history(tmp_path, "x", "prod")] == [
         (1, one, "first"), (2, two, ""), (3, "", "no more"), (4, one, "again"),
     ]  # fmt: skip
-    assert {path.name for path in (catalog.tags_dir(tmp_path, "x") / "prod").iterdir()} == {
+    assert {path.name for path in (version_state.tags_dir(tmp_path, "x") / "prod").iterdir()} == {
         f"{n}.json" for n in (1, 2, 3, 4)
     }
 
@@ -41,7 +41,7 @@ def test_compare_and_swap(publish, tmp_path) -> None:
     one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
     tags.move(tmp_path, "x", "prod", one, expect="")
     tags.move(tmp_path, "x", "prod", two, expect=one)
-    with pytest.raises(TryLater, match=rf"{catalog.author()} moved it to {two}"):
+    with pytest.raises(TryLater, match=rf"{version_state.author()} moved it to {two}"):
         tags.move(tmp_path, "x", "prod", three, expect=one)
     with pytest.raises(TryLater, match="no such tag"):
         tags.move(tmp_path, "x", "other", three, expect=one)
@@ -68,8 +68,8 @@ def test_names_that_are_remembered(publish, tmp_path) -> None:
     one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
     for to in (one, two, three):
         tags.move(tmp_path, "x", "prod", to)
-    first = [catalog.tags_dir(tmp_path, "x") / "prod/1.json"]
-    with patch("pitools.store.catalog.names", return_value=first):
+    first = [version_state.tags_dir(tmp_path, "x") / "prod/1.json"]
+    with patch("pitools.store.version_state.names", return_value=first):
         assert tags.current(tmp_path, "x", "prod").version == three
 
 
@@ -149,27 +149,27 @@ def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
 def test_retire_meets_tag(publish, tmp_path) -> None:
     """A version that a tag names cannot be retired; nor where the tag is set while that is being written."""
     one = publish(tmp_path, "x")
-    write = catalog.write
+    write = version_state.write
 
     def tagged(path, record, **settings):
         tags.move(tmp_path, "x", "prod", one.name)
         write(path, record, **settings)
 
-    with patch("pitools.store.catalog.write", tagged), pytest.raises(UsageError, match="tag prod names it"):
+    with patch("pitools.store.version_state.write", tagged), pytest.raises(UsageError, match="tag prod names it"):
         retire(one)
     with pytest.raises(UsageError, match="tag prod names it"):
         retire(one)
-    assert not catalog.retired_file(tmp_path, "x", one.name).exists()
+    assert not version_state.retired_file(tmp_path, "x", one.name).exists()
 
 
 def test_damaged_entry(publish, tmp_path) -> None:
     """An entry that is not one, or a link to somewhere else, is named rather than passed over."""
     tags.move(tmp_path, "x", "prod", publish(tmp_path, "x").name)
-    path = catalog.tags_dir(tmp_path, "x") / "prod/2.json"
+    path = version_state.tags_dir(tmp_path, "x") / "prod/2.json"
     path.write_text("{")
     with pytest.raises(DataError, match=str(path)):
         tags.read(tmp_path, "x")
-    catalog.write(path, tags._Move(version="../../else", at="", by=""))
+    version_state.write(path, tags._Move(version="../../else", at="", by=""))
     with pytest.raises(DataError, match="is not a version"):
         tags.read(tmp_path, "x")
     path.unlink()
@@ -227,4 +227,4 @@ def test_no_hard_links(publish, tmp_path) -> None:
     one = publish(tmp_path, "x").name
     with patch("os.link", side_effect=PermissionError(1, "no")), pytest.raises(ClusterError):
         tags.move(tmp_path, "x", "prod", one)
-    assert list((catalog.tags_dir(tmp_path, "x") / "prod").iterdir()) == []
+    assert list((version_state.tags_dir(tmp_path, "x") / "prod").iterdir()) == []

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from pitools.core.files import write_atomic
+from pitools.core.fs import write_atomic
 from pitools.dataset import check
 from pitools.dataset.check.finding import Finding, Summary
-from pitools.dataset.ingest import ingest
+from pitools.dataset.ingest.ingest import ingest
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FileEntry, Manifest

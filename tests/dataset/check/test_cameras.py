@@ -136,9 +136,9 @@ def test_large_frames(make, found, places) -> None:
         demos[2]["obs/eye_image"][3] = 0
 
     with pytest.MonkeyPatch.context() as patched:
-        from pitools.dataset.write import grid
+        from pitools.dataset.ingest import chunking
 
-        patched.setattr(grid, "CHUNK_BYTES", 20_000)
-        patched.setattr(grid, "SHARD_BYTES", 120_000)
+        patched.setattr(chunking, "CHUNK_BYTES", 20_000)
+        patched.setattr(chunking, "SHARD_BYTES", 120_000)
         path = make(change)
     assert places(found(path)) == {("frozen", "obs/eye_image", 1, 5), ("blank", "obs/eye_image", 2, 3)}

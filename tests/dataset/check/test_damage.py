@@ -15,10 +15,10 @@ import pytest
 from pitools.core.errors import DataError
 from pitools.dataset import check
 from pitools.dataset.check.finding import Summary
-from pitools.dataset.ingest import ingest
-from pitools.dataset.write import grid
+from pitools.dataset.ingest import chunking
+from pitools.dataset.ingest.ingest import ingest
 from pitools.store import manifest as manifests
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 CODECS = ("raw", "lz4", "zstd")
 INDEX_BYTES = 4 * 16 + 4
@@ -37,8 +37,8 @@ def whole(request, tmp_path_factory) -> Path:
             file[f"data/demo_{number}/obs/eye_image"] = frames
             file[f"data/demo_{number}/actions"] = rng.normal(size=(90, 4)).astype(np.float32).round(1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(grid, "CHUNK_BYTES", 1 << 10)
-        patched.setattr(grid, "SHARD_BYTES", 1 << 12)
+        patched.setattr(chunking, "CHUNK_BYTES", 1 << 10)
+        patched.setattr(chunking, "SHARD_BYTES", 1 << 12)
         made = ingest([folder / "a.hdf5"], root=folder / "root", name="x", codec=request.param)
     return Path(made.path)
 

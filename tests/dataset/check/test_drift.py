@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pitools.dataset import check
-from pitools.dataset.check.bounds import Bounds
 from pitools.dataset.check.drift import compared
+from pitools.dataset.check.thresholds import Bounds
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, Manifest, Statistics
 
@@ -154,7 +154,7 @@ def test_real_episodes_appended(bridge, tmp_path) -> None:
     """Real episodes, some added to others, are let through; in other units, or in the dark, they are not."""
     import h5py
 
-    from pitools.dataset.ingest import ingest
+    from pitools.dataset.ingest.ingest import ingest
 
     def some(name: str, numbers: range, change=lambda _: None) -> Path:
         with h5py.File(bridge) as source, h5py.File(tmp_path / name, "w") as file:
@@ -234,7 +234,7 @@ def test_without_statistics() -> None:
 
 def with_statistics(path: Path, resign, parent: str = "") -> Path:
     """A version whose manifest says what its actions are like."""
-    from pitools.store.arrays import Arrays
+    from pitools.store.reader.version_reader import Arrays
 
     store = Arrays(path)
     told = statistics(store.read("action", 0, store.manifest.steps))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 STEPS = sum(40 + number for number in range(8))
 
@@ -127,7 +127,7 @@ def test_splits(copy, found, resign, edit) -> None:
 
 def test_levels_and_bounds(make, found, tmp_path) -> None:
     """A file of bounds makes a check stricter, milder, silent, or sets when it speaks."""
-    from pitools.dataset.check.bounds import load
+    from pitools.dataset.check.thresholds import load
 
     def change(demos) -> None:
         demos[3].pop("language")
@@ -155,7 +155,7 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
 def test_bounds_are_strict(tmp_path, text, said) -> None:
     """What is misspelt in a file of bounds is refused, with what was meant."""
     from pitools.core.errors import ConfigError
-    from pitools.dataset.check.bounds import load
+    from pitools.dataset.check.thresholds import load
 
     (tmp_path / "b.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -168,7 +168,7 @@ def test_every_named_check_is_one(repo) -> None:
     """The names that bounds know are those that the checks use."""
     import re
 
-    from pitools.dataset.check.bounds import CHECKS
+    from pitools.dataset.check.thresholds import CHECKS
 
     folder = repo / "pitools/dataset/check"
     text = "\n".join(path.read_text() for path in folder.glob("*.py"))
@@ -180,8 +180,8 @@ def test_every_named_check_is_one(repo) -> None:
 
 def test_too_short_among_short() -> None:
     """An episode of one step is too short, also where most are hardly longer; others are not."""
-    from pitools.dataset.check.bounds import Bounds
     from pitools.dataset.check.episodes import length
+    from pitools.dataset.check.thresholds import Bounds
 
     (finding,) = length(np.array([2, 3, 1, 2, 4]), Bounds())
     assert (finding.level, finding.episode, finding.got) == ("fault", 2, "1 steps")

@@ -7,7 +7,7 @@ import stat
 import numpy as np
 
 from pitools.dataset.check.quarantine import quarantine, release
-from pitools.store import catalog
+from pitools.store import version_state
 
 
 def test_episodes(make, found) -> None:
@@ -21,12 +21,12 @@ def test_episodes(make, found) -> None:
 
     path = make(change)
     record = quarantine(path, found(path))
-    assert record == catalog.quarantine(path)
+    assert record == version_state.quarantine(path)
     assert (record.whole, list(record.episodes), record.reasons) == (False, [2, 5], ())
     assert record.episodes[2][0] == "nan: action, step 7: 1 steps have a NaN or an infinity"
     assert record.episodes[2][1].startswith("blank: obs/eye_image, step 0: ")
     assert release(path) == record
-    assert catalog.quarantine(path) is None
+    assert version_state.quarantine(path) is None
     assert release(path) is None
 
 
@@ -39,7 +39,7 @@ def test_added(copy) -> None:
 
     quarantine(copy, [fault(1, "bad"), fault(3, "bad")])
     record = quarantine(copy, [fault(1, "bad"), fault(1, "worse"), fault(2, "bad")])
-    assert record == catalog.quarantine(copy)
+    assert record == version_state.quarantine(copy)
     assert record.episodes == {1: ("nan: bad", "nan: worse"), 2: ("nan: bad",), 3: ("nan: bad",)}
     whole = quarantine(copy, [Finding(level="damage", check="shard", what="rot")])
     assert (whole.whole, set(whole.episodes)) == (True, {1, 2, 3})
@@ -75,7 +75,7 @@ def test_a_damaged_parent(make, resign) -> None:
     child = resign(make(lambda demos: demos[3]["actions"].__setitem__(5, np.nan), seed=1), parent=parent.name)
     (parent / "manifest.json").write_text("{")
     assert CliRunner().invoke(check, [str(child), "--quarantine"], standalone_mode=False).return_value == 1
-    assert list(catalog.quarantine(child).episodes) == [3]
+    assert list(version_state.quarantine(child).episodes) == [3]
 
 
 def test_nothing(copy, found) -> None:
@@ -84,7 +84,7 @@ def test_nothing(copy, found) -> None:
     assert not (copy.parent / ".catalog").exists()
     record = quarantine(copy, [*found(copy), *_fault()])
     assert quarantine(copy, found(copy)) is None
-    assert catalog.quarantine(copy) == record
+    assert version_state.quarantine(copy) == record
 
 
 def _fault():

@@ -22,7 +22,7 @@ def test_real_recording(bridge, tmp_path, found) -> None:
     """25 episodes of a real robot give rise to nothing."""
     from pathlib import Path
 
-    from pitools.dataset.ingest import ingest
+    from pitools.dataset.ingest.ingest import ingest
 
     version = ingest([bridge], root=tmp_path, name="bridge")
     assert found(Path(version.path), deep=True) == []
@@ -175,8 +175,8 @@ def test_drawn_again(make, found) -> None:
 
 def test_statistics(copy, found, resign, manifest_of) -> None:
     """What the manifest says of the values has to be true of them."""
-    from pitools.store.arrays import Arrays
     from pitools.store.manifest import Statistics
+    from pitools.store.reader.version_reader import Arrays
 
     values = Arrays(copy).read("action", 0, manifest_of(copy).steps).astype(np.float64)
 

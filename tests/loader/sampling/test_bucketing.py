@@ -14,7 +14,7 @@ from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.bucketing import Bucketed, quantiles
 from pitools.loader.sampling.sequences import sequences
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 LENGTHS = (4, 9, 17, 3, 30, 28, 8, 2, 12, 15, 7, 21, 5, 6, 26, 11, 1, 19, 24, 10, 13, 14, 16)
 EDGES = (8, 16, 32)

@@ -11,10 +11,10 @@ from pitools.core.errors import UsageError
 from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.packed import Packed
 from pitools.loader.sampling.packing import Packing
-from pitools.loader.sampling.samples import Samples, Windowed
+from pitools.loader.sampling.protocol import Samples, Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 LENGTHS = (7, 1, 4, 2)
 

@@ -15,10 +15,10 @@ from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.mixture import Mixture
 from pitools.loader.sampling.packed import Packed
 from pitools.loader.sampling.packing import Packing
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 LENGTHS, TASKS = (9, 12, 5, 7), ("open the drawer", "", "close it", "open the drawer")
 
@@ -95,7 +95,7 @@ def test_mixtures(arrays: Arrays, untold: Arrays):
 
 def test_tensors(arrays: Arrays):
     """As tensors."""
-    torch_batches = pytest.importorskip("pitools.loader.to_torch", reason="torch is not installed").torch_batches
+    torch_batches = pytest.importorskip("pitools.loader.torch", reason="torch is not installed").torch_batches
     batches, plain = torch_batches(Loader(windowed(arrays), batch_size=8)), Loader(windowed(arrays), batch_size=8)
     assert next(batches).aside["instruction"].tolist() == next(plain).aside["instruction"].tolist()
     batches.close()

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.apportion import MOST, parts, turns
 from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.mixture import Mixture
 from pitools.loader.sampling.packed import Packed
 from pitools.loader.sampling.packing import Packing
-from pitools.loader.sampling.samples import Windowed
+from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.sequences import sequences
+from pitools.loader.sampling.weighted_turns import MOST, parts, turns
 from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 SPANS = {"action": Span(0, 4), "obs/image": Span(1, 1)}
 WEIGHTS = (0.5, 0.3, 0.2)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from pitools.commands.dataset_packing import plan_packing
 from pitools.core.errors import ConfigError, UsageError
-from pitools.dataset.catalog.retire import retire
+from pitools.dataset.catalog.retirement import retire
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.packed import Packed
 from pitools.loader.sampling.packing import Packing, best_fit
 from pitools.loader.sampling.sequences import Sequences, sequences
-from pitools.store.arrays import Arrays
+from pitools.store.reader.version_reader import Arrays
 
 LENGTHS = (40, 3, 25, 60, 17, 9, 33, 21, 5, 12)
 NAMES = ("action", "obs/image")

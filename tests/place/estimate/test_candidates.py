@@ -10,7 +10,7 @@ import pytest
 
 from pitools.launch.request import Request
 from pitools.place.estimate.candidates import candidates, never
-from pitools.site.model import Dialect, Placing
+from pitools.site.schema import Dialect, Placing
 from pitools.slurm.records import Association, Qos
 
 

@@ -12,23 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from pitools.core import clock
+from pitools.core import timestamps
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch.plan import Staged
 from pitools.launch.request import Request
-from pitools.place.estimate import speed, staging, survey
-from pitools.place.estimate import start as estimate
+from pitools.place.clusters import account_limits, accounting_history, local_history
+from pitools.place.clusters.accounting_history import Wait, Waits
+from pitools.place.clusters.pools import pools
+from pitools.place.clusters.snapshot import Snapshot, reach
+from pitools.place.estimate import data_transfer, estimate, plan, throughput
 from pitools.place.estimate.candidates import Candidate, candidates
-from pitools.place.estimate.speed import Rate
-from pitools.place.estimate.staging import Missing
-from pitools.place.estimate.survey import Wanted, offers
-from pitools.place.sites import history, others, standing
-from pitools.place.sites.others import Wait, Waits
-from pitools.place.sites.pools import pools
-from pitools.place.sites.snapshot import Snapshot, reach
+from pitools.place.estimate.data_transfer import Missing
+from pitools.place.estimate.plan import Wanted, offers
+from pitools.place.estimate.throughput import Rate
 from pitools.site.load import load
-from pitools.site.model import Paths, Placing
-from pitools.slurm.parse_accounts import ACCOUNTING_FORMAT
+from pitools.site.schema import Paths, Placing
+from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.records import Association, Qos
 from pitools.store import manifest
 
@@ -71,10 +70,10 @@ def test_jobs_of_other_sizes_and_partitions_say_less() -> None:
     """Half to twice the nodes count; of any size where there are few of those; too few say nothing."""
     like = [Wait("gpu", 4, 0, 0.0, 10.0)] * 10
     large = [Wait("gpu", 64, 0, 0.0, 1000.0)] * 10
-    assert others.quantiles(Waits(jobs=(*like, *large)), "gpu", 8) == (10, 10, 10)
-    assert others.quantiles(Waits(jobs=(*like[:9], *large)), "gpu", 8) == (10, 1000, 1000)
-    assert others.quantiles(Waits(jobs=(*like, *large)), "cpu", 8) is None
-    assert others.quantiles(Waits(jobs=tuple(like[:9])), "gpu", 8) is None
+    assert accounting_history.quantiles(Waits(jobs=(*like, *large)), "gpu", 8) == (10, 10, 10)
+    assert accounting_history.quantiles(Waits(jobs=(*like[:9], *large)), "gpu", 8) == (10, 1000, 1000)
+    assert accounting_history.quantiles(Waits(jobs=(*like, *large)), "cpu", 8) is None
+    assert accounting_history.quantiles(Waits(jobs=tuple(like[:9])), "gpu", 8) is None
 
 
 def test_what_was_learnt_goes_before(made: Any) -> None:
@@ -83,12 +82,12 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     (pool,) = pools(seen, (), made.site())
     features = estimate.features(one_of(made), pool)
     assert features == {"units": 16.0, "limit_s": 7200.0, "ahead": 0.5}
-    noted: list[history.Line] = []
+    noted: list[local_history.Line] = []
     for number in range(40):
         for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):
             job, t_s = f"{where}{number}", 1e5 * number
-            noted.append(history.Foretold(t_s=t_s, job=job, pool=where, raw_s=5000.0, features=features))
-            noted.append(history.Waited(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
+            noted.append(local_history.Foretold(t_s=t_s, job=job, pool=where, raw_s=5000.0, features=features))
+            noted.append(local_history.Waited(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
     said = estimate.start(one_of(made), 5000.0, seen, pool, None, noted)
     assert said.q50_s == pytest.approx(500, rel=0.05)
     assert said.basis.endswith("calibrated")
@@ -102,17 +101,17 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
 def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """14 days, then 7, 3, 1 and 1: not the same question again; the next after an answer is for 14 days."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
-    monkeypatch.setattr(others, "_REFUSED_S", -1.0)
+    monkeypatch.setattr(accounting_history, "_REFUSED_S", -1.0)
     asked: list[str] = []
 
     def batch(_: object, commands: list[list[str]]) -> None:
         asked.extend(word for word in commands[0] if word.startswith("--starttime"))
         raise Unreachable("no answer within 5 s")
 
-    monkeypatch.setattr(others, "batch", batch)
+    monkeypatch.setattr(accounting_history, "batch", batch)
     for _ in range(5):
         with pytest.raises(Unreachable):
-            others.read(made.site(), 10)
+            accounting_history.read(made.site(), 10)
     assert asked == [f"--starttime=now-{days}days" for days in (14, 7, 3, 1, 1)]
 
 
@@ -124,11 +123,11 @@ def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: floa
     pool = msgspec.structs.replace(pool, closed=[(now_s + from_h * 3600, now_s + 5 * 3600)])
     features = estimate.features(one_of(made), pool)
     raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
-    noted: list[history.Line] = []
+    noted: list[local_history.Line] = []
     for number in range(40):
         job, t_s = str(number), 1e5 * number
-        noted.append(history.Foretold(t_s=t_s, job=job, pool="x/gpu", raw_s=raw_s, features=features))
-        noted.append(history.Waited(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
+        noted.append(local_history.Foretold(t_s=t_s, job=job, pool="x/gpu", raw_s=raw_s, features=features))
+        noted.append(local_history.Waited(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
     said = estimate.start(one_of(made), raw_s, seen, pool, None, noted)
     for start_s in (said.q10_s, said.q50_s, said.q90_s):
         assert start_s == pytest.approx(starts_h * 3600, abs=60)
@@ -148,7 +147,7 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
     """GrpTRES, of which --test-only knows nothing: the start is when enough of the account's jobs have ended."""
-    end = clock.text(datetime.fromtimestamp(now_s + 3600, UTC))
+    end = timestamps.text(datetime.fromtimestamp(now_s + 3600, UTC))
     rows = [Association(cluster="x", account="lab", user="me"),
             Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"})]  # fmt: skip
     jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
@@ -161,7 +160,7 @@ def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
 
 def test_a_full_qos_waits_for_whoever_is_in_it(made: Any, now_s: float) -> None:
     """Everybody's jobs for what all of it may have, mine for what one user may; of accounts, those below count."""
-    ends = [clock.text(datetime.fromtimestamp(now_s + s, UTC)) for s in (1800, 3600, 7200)]
+    ends = [timestamps.text(datetime.fromtimestamp(now_s + s, UTC)) for s in (1800, 3600, 7200)]
     jobs = tuple(
         made.job(str(i), user=user, account=account, qos=qos, end=end)
         for i, (user, account, qos, end) in enumerate(
@@ -227,13 +226,13 @@ def test_waits_of_others_are_read_from_their_eligible_time(
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    assert others.kept(made.site()) is None
-    found = others.read(made.site(), 10)
+    assert accounting_history.kept(made.site()) is None
+    found = accounting_history.read(made.site(), 10)
     assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found.jobs] == [
         (2, 0, 30), (1, 3600, 0), (2, 3600, 600), (2, 3600, 5),
     ]  # fmt: skip
     assert found.ran == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
-    assert others.kept(made.site()) == found
+    assert accounting_history.kept(made.site()) == found
 
 
 # The run.
@@ -254,9 +253,13 @@ def test_what_was_measured_goes_before_what_was_declared(made: Any) -> None:
     assert (works["f/gpu"].run_s, works["s/gpu"].run_s) == (1200, 3600)
     works = estimate.works(asks(), [fast, slow], {"s/gpu": Rate(samples_s=100.0)})
     assert works["s/gpu"].run_s / works["f/gpu"].run_s == pytest.approx(3)
-    assert speed.speeds({"a": Rate(samples_s=300.0), "b": Rate(samples_s=100.0)}, {"a": 1.0, "b": 1.0, "c": 1.0}) == {
-        "a": 3.0, "b": 1.0, "c": 1.0,
-    }  # fmt: skip
+    assert throughput.speeds(
+        {"a": Rate(samples_s=300.0), "b": Rate(samples_s=100.0)}, {"a": 1.0, "b": 1.0, "c": 1.0}
+    ) == {
+        "a": 3.0,
+        "b": 1.0,
+        "c": 1.0,
+    }
 
 
 def test_failures_and_money(made: Any) -> None:
@@ -281,9 +284,11 @@ def test_nodes_that_failed_before_will_again(made: Any) -> None:
     """What accounting saw counts against what the site file says, by the node-days behind it; others' sites do not."""
     one = one_of(made, place=Placing(failures_per_node_day=0.01))
     saw = {days: Waits(jobs=(), ran={"gpu": (days, round(days / 10)), "cpu": (1e6, 0)}) for days in (0.0, 100.0, 1e6)}
-    rates = [others.failures(saw[days], "gpu", 0.01) for days in (0.0, 100.0, 1e6)]
+    rates = [accounting_history.failures(saw[days], "gpu", 0.01) for days in (0.0, 100.0, 1e6)]
     assert rates == pytest.approx([0.01, 0.055, 0.1], rel=1e-3)
-    assert others.failures(saw[100.0], "new", 0.02) == others.failures(None, "gpu", 0.02) == 0.02
+    assert (
+        accounting_history.failures(saw[100.0], "new", 0.02) == accounting_history.failures(None, "gpu", 0.02) == 0.02
+    )
     for days, per_day in zip(saw, rates, strict=True):
         for site, expected in (("x", per_day), ("y", 0.01)):
             work = estimate.works(asks(), [one], {}, {site: saw[days]})["x/gpu"]
@@ -340,7 +345,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     put_on_path(home, monkeypatch, "id", "echo ada")  # a container may have no name for us
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
-    found = standing.ask_standing(made.site(), reach(made.site(), 10))
+    found = account_limits.ask_standing(made.site(), reach(made.site(), 10))
     assert found.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
     assert [row.user for row in found.associations] == ["", found.user]
     assert found.groups
@@ -350,17 +355,17 @@ def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
     """As it ran before, it would be ended before its end; the reason says both."""
     one = one_of(made)
     work = estimate.Work(run_s=7200.0, loss_s=0, p_fail=0, cost=0, basis="")
-    assert survey.in_time(one, {"x/gpu": work}).fits
-    over = survey.in_time(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
+    assert plan.in_time(one, {"x/gpu": work}).fits
+    over = plan.in_time(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
     assert over.reasons == ("it would take 2h30m, as it ran before, and its time limit is 2h00m",)
 
 
 def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
     """All together, else what the site file says."""
-    assert staging.rate(made.site(place=Placing(bandwidth="10MiB"))) == 10 << 20
-    history.moved("x", 100 << 20, 1.0)
-    history.moved("x", 100 << 20, 3.0)
-    assert staging.rate(made.site()) == 50 << 20
+    assert data_transfer.rate(made.site(place=Placing(bandwidth="10MiB"))) == 10 << 20
+    local_history.moved("x", 100 << 20, 1.0)
+    local_history.moved("x", 100 << 20, 3.0)
+    assert data_transfer.rate(made.site()) == 50 << 20
 
 
 # Data, and the start, asked of a far side.
@@ -383,11 +388,11 @@ def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: 
             (there / "manifest.json").write_bytes(text if name == "demo" else text[:-1])
         data.append(Staged(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20))
     for one in data:  # on the far side there is no such folder
-        assert staging.places(site, one)[0] == one.source
-    monkeypatch.setattr(staging, "places", lambda *asked, places=staging.places: places(*asked)[1:])
+        assert data_transfer.places(site, one)[0] == one.source
+    monkeypatch.setattr(data_transfer, "places", lambda *asked, places=data_transfer.places: places(*asked)[1:])
     snapshot = Snapshot(site="a", seen_s=0, skew_s=0, cluster="alpha", enforces=(), partitions=(), nodes=(), jobs=())
-    assert staging.missing(data, site, snapshot, 10) == Missing(bytes=500 << 20, wall_s=5.0)
+    assert data_transfer.missing(data, site, snapshot, 10) == Missing(bytes=500 << 20, wall_s=5.0)
     assert far.called() == ["true"]
-    assert staging.missing(data, load("alpha"), snapshot, 10) == Missing()
+    assert data_transfer.missing(data, load("alpha"), snapshot, 10) == Missing()
     with pytest.raises(ClusterError):
-        staging.missing(data, load(far.site("g", "garbage")), snapshot, 10)
+        data_transfer.missing(data, load(far.site("g", "garbage")), snapshot, 10)

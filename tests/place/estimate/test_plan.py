@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from pitools.core.output import Output
-from pitools.place.estimate import explain
+from pitools.place.clusters.snapshot import Skipped
+from pitools.place.estimate import report
 from pitools.place.estimate.candidates import Candidate
-from pitools.place.estimate.staging import Missing
-from pitools.place.estimate.start import Estimate, Start, Work
-from pitools.place.estimate.survey import Survey
-from pitools.place.sites.snapshot import Skipped
+from pitools.place.estimate.data_transfer import Missing
+from pitools.place.estimate.estimate import Estimate, Start, Work
+from pitools.place.estimate.plan import Survey
 from pitools.slurm.client import Client, Reach
 
 HELLO = 'name = "hello"\ncommand = "true"\nnodes = {}\ntime = "{}"\n'
@@ -199,7 +199,7 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
     found = survey(
         made, ("a", 0, 0, 3600, 0, 5), ("b", 0, 0, 3600, 0, 7), ("c", 7200, 0, 1800, 0, 0), ("e", 60, 9000, 3600, 90, 0)
     )
-    why = {row.site: row.why for row in explain.ranked(found)}
+    why = {row.site: row.why for row in report.ranked(found)}
     assert why == {
         "a": "its results are there first; the start is Slurm's estimate, the run its time limit",
         "b": "as good as a/gpu, and costs 2.00 more",
@@ -212,8 +212,8 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
 
 def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Durations as people say them; what does not fit only where it is explained."""
-    found = explain.ranked(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
-    lines = list(explain.table(found, everything=False))
+    found = report.ranked(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
+    lines = list(report.table(found, everything=False))
     assert lines[0].split() == ["RANK", "SITE", "PARTITION", "START", "10/50/90%", "STAGE", "RUN", "DONE", "BY", "COST",
                                 "P", "FAIL"]  # fmt: skip
     assert lines[1].split() == [
@@ -250,9 +250,9 @@ def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) ->
         "25.0%",
     ]
     assert len(lines) == 3
-    everything = list(explain.table(found, everything=True))
+    everything = list(report.table(found, everything=True))
     assert everything[-1].split()[:3] == ["-", "d", "-"]
-    narrow = list(explain.table(found, everything=True, width=80))
+    narrow = list(report.table(found, everything=True, width=80))
     assert max(map(len, narrow)) <= 80
     assert [line.split(":")[0] for line in narrow[3:] if line[0] != " "] == ["a/gpu", "b/gpu", "u/gpu", "d/-"]
     with Output("jsonl") as out:

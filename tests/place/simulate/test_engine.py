@@ -13,12 +13,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.place.model import Job, Place, Pool, Ticket, Withdraw
-from pitools.place.simulate import binders, engine, metrics
+from pitools.place.simulate import baselines, engine, metrics
 from pitools.place.simulate.backfill import Backfill
 from pitools.place.simulate.model import Failures, Result, Trace
-
-from .small import scenario, trace
+from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
+from tests.place.simulate.small_scenario import scenario, trace
 
 # (submit_s, gpus, run_s, how many times as long the limit is), all on a coarse grid so that much happens at once
 JOBS = st.lists(
@@ -118,7 +117,7 @@ def test_backfill_is_that_of_its_slow_twin(jobs: Trace) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(JOBS, st.sampled_from(sorted(binders.NAMES)), st.integers(1, 5))
+@given(JOBS, st.sampled_from(sorted(baselines.NAMES)), st.integers(1, 5))
 def test_every_job_runs_once_where_there_is_room(jobs: Trace, name: str, depth: int) -> None:
     """Whatever the policy and however short-sighted the schedulers: once, whole, within capacity."""
     check(engine.simulate(jobs, scenario(3, 8, 5, depth=depth), name), jobs)
@@ -265,7 +264,7 @@ def test_windows_are_kept() -> None:
 def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
     """A replay depends on trace, scenario and seed alone."""
     code = (
-        "from tests.place.simulate.small import scenario, trace;"
+        "from tests.place.simulate.small_scenario import scenario, trace;"
         "from pitools.place.simulate import engine; from pitools.place.simulate.model import Failures;"
         "jobs = trace(*((n * 7 % 50.0, n % 9 + 1, n * 13 % 40 + 1.0, 0.0) for n in range(300)));"
         "jobs.submit_s.sort();"

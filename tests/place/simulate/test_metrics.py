@@ -9,8 +9,7 @@ import pytest
 
 from pitools.place.simulate import engine, metrics, plots
 from pitools.place.simulate.model import Trace
-
-from .small import scenario, trace
+from tests.place.simulate.small_scenario import scenario, trace
 
 
 def test_figures_by_hand() -> None:

@@ -18,10 +18,10 @@ from pitools.commands import stage_cache
 from pitools.stage import repair
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import Item, evict
+from pitools.stage.cache.layout import journal_path, locked, partial_path
 from pitools.stage.cache.lease import lease
-from pitools.stage.cache.root import journal_path, locked, partial_path
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.stage.verify import Finding, looks_whole
 
 SCHEMAS = {

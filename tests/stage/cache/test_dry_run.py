@@ -8,10 +8,10 @@ import pytest
 from pitools.stage import verify
 from pitools.stage.cache import evict
 from pitools.stage.cache.evict import Item, KeptReason
+from pitools.stage.cache.layout import is_leased, locked, move_aside
 from pitools.stage.cache.lease import lease
-from pitools.stage.cache.root import is_leased, locked, move_aside
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.stage.verify import Check, check
 
 FUTURE = 4_000_000_000  # the last use by a clock that was wrong

@@ -15,10 +15,10 @@ from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
 from pitools.stage.cache.evict import Item, KeptReason
+from pitools.stage.cache.layout import locked
 from pitools.stage.cache.lease import hold, is_leased, last_used, lease
-from pitools.stage.cache.root import locked
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from pitools.core.errors import DataError, TryLater
 from pitools.stage.cache import lease, records
+from pitools.stage.cache.layout import prepare
 from pitools.stage.cache.records import StageRecord
-from pitools.stage.cache.root import prepare
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 
 
 def test_staging_writes_down_where_a_set_came_from(small: Path, root: Path):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core import files
-from pitools.stage.cache import root as roots
+from pitools.core import fs
+from pitools.stage.cache import layout as roots
 from pitools.stage.cache.lease import lease
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_names_are_exchanged_or_nothing_is(tmp_path: Path):
     """Two names swap what they stand for, whatever that is; a name that is not there changes nothing."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").write_text("b")
-    assert files.exchange(tmp_path / "a", tmp_path / "b")
+    assert fs.exchange(tmp_path / "a", tmp_path / "b")
     assert ((tmp_path / "a").read_text(), (tmp_path / "b").is_dir()) == ("b", True)
     with pytest.raises(OSError) as error:
-        files.exchange(tmp_path / "a", tmp_path / "c")
+        fs.exchange(tmp_path / "a", tmp_path / "c")
     assert error.value.errno == errno.ENOENT
     assert (tmp_path / "a").read_text() == "b"

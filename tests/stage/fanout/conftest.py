@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.fanout.group import Group, find
-from pitools.stage.source import load
+from pitools.stage.sources.base import load
 
-NODE = Path(__file__).with_name("node.py")
+NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.
 PATIENCE = {
     "answer_s": 1.0, "hold_s": 0.2, "stall_s": 1.0, "appear_s": 3.0, "patience_s": 2.0, "shun_s": 30.0,

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import zarr
 
-from pitools.dataset.ingest import ingest
-from pitools.stage.cache.root import journal_path, object_path, partial_path
-from pitools.stage.source import load
+from pitools.dataset.ingest.ingest import ingest
+from pitools.stage.cache.layout import journal_path, object_path, partial_path
+from pitools.stage.sources.base import load
 from pitools.stage.verify import Finding, check
 
 NAMES = ("n0", "n1", "n2")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from tests.stage.fanout.conftest import UNHURRIED
 
 
@@ -132,7 +132,7 @@ def test_a_node_with_another_secret_gets_nothing(nodes):
 def test_nodes_need_not_agree_on_the_time(nodes):
     """One whose clocks are months ahead takes part like any other: no time travels between nodes."""
     ahead = ("unshare", "--time", "--monotonic", "10000000", "--boottime", "10000000", "--fork", "--kill-child")
-    tried = proc.run([*ahead, "true"], timeout_s=10)
+    tried = subprocesses.run([*ahead, "true"], timeout_s=10)
     if tried.code:
         pytest.skip(f"cannot make a time namespace here: {tried.stderr.strip()}")
     files = shards(6, 200_000)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.core.errors import ConfigError
 from pitools.stage.cache import lease
 from pitools.stage.cache.evict import Item, KeptReason, evict
-from pitools.stage.cache.root import prepare, touch_lease
-from pitools.stage.prolog import check as prolog
-from pitools.stage.prolog import hold as holding
-from pitools.stage.prolog.check import Root, judge, place
-from pitools.stage.prolog.hold import MAX_SETS, Job
+from pitools.stage.cache.layout import prepare, touch_lease
+from pitools.stage.prolog import lease_holder as holding
+from pitools.stage.prolog import prolog
+from pitools.stage.prolog.lease_holder import MAX_SETS, Job
+from pitools.stage.prolog.prolog import Root, judge, place
 
 AS_ROOT = pytest.mark.usefixtures("as_root")
 NOBODY = 65534
@@ -99,14 +99,14 @@ def mount(as_root: None) -> Iterator[Callable[..., None]]:
     mounted: list[Path] = []
 
     def call(folder: Path, options: str) -> None:
-        done = proc.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], timeout_s=10)
+        done = subprocesses.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], timeout_s=10)
         if done.code:
             pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
         mounted.append(folder)
 
     yield call
     for folder in reversed(mounted):
-        proc.run(["umount", "-l", str(folder)], timeout_s=10)
+        subprocesses.run(["umount", "-l", str(folder)], timeout_s=10)
 
 
 def said_nothing(done: subprocess.CompletedProcess[str]) -> bool:
@@ -228,10 +228,10 @@ def test_a_read_only_disk_is_a_finding(node: Node, mount: Callable[..., None]):
     mount(node.disk, "size=4m")
     node.configure(root=f'[[roots]]\npath = "{node.disk}/{{user}}/pit"\ndisk = "{node.disk}"\n')
     node.put("a" * 32)
-    assert proc.run(["mount", "-o", "remount,ro", str(node.disk)], timeout_s=10).code == 0
+    assert subprocesses.run(["mount", "-o", "remount,ro", str(node.disk)], timeout_s=10).code == 0
     done = node.call()
     assert (done.returncode, done.stderr) == (1, f"pit-prolog: {node.disk} is read-only\n")
-    assert proc.run(["mount", "-o", "remount,rw", str(node.disk)], timeout_s=10).code == 0
+    assert subprocesses.run(["mount", "-o", "remount,rw", str(node.disk)], timeout_s=10).code == 0
     assert said_nothing(node.call())
     assert node.leased("a" * 32) == [True]
 

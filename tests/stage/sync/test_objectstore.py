@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "objectstore"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sources/object_store"))
 import s3_server
 from s3_server import BUCKET, Exchange, Server, proxied
 
@@ -130,7 +130,7 @@ def test_a_store_that_is_down_costs_nothing_that_stands(bucket: Bucket, monkeypa
     version = bucket.put("pick")
     assert bucket.sync()[1] == [("staged", version)]
     bucket.age()
-    monkeypatch.setattr("pitools.stage.objectstore.client.RETRIES", 0)
+    monkeypatch.setattr("pitools.stage.sources.object_store.client.RETRIES", 0)
 
     def busy(_: Exchange) -> tuple[bytes, bytes]:
         return b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", b""

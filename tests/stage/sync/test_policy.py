@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError
-from pitools.stage.cache.space import Limits
+from pitools.stage.cache.disk_quota import Limits
 from pitools.stage.sync import policy
 from pitools.stage.sync.policy import Rule, load
 from pitools.stage.sync.versions import Version, newest, within_cap

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from pitools.core import proc
+from pitools.core import subprocesses
 from pitools.core.errors import PitError
-from pitools.dataset.catalog.retire import retire
+from pitools.dataset.catalog.retirement import retire
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.evict import items
-from pitools.stage.cache.listing import staged
-from pitools.stage.cache.root import prepare
-from pitools.stage.run import stage
-from pitools.stage.source import load
+from pitools.stage.cache.inventory import staged
+from pitools.stage.cache.layout import prepare
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
 from pitools.stage.sync import policy
 from pitools.stage.sync.metrics import PREFIX, read
-from pitools.stage.sync.run import WORST, Change, Running, Sync, alone
-from pitools.store import catalog
+from pitools.stage.sync.sync import WORST, Change, Running, Sync, alone
+from pitools.store import version_state
 
 KEYS = ["schema", "rule", "dataset", "version", "action", "bytes", "copied_bytes", "wall_s", "source", "path", "node"]
 OLD_S = 3600
@@ -109,7 +109,7 @@ def test_what_nobody_is_to_begin_with_is_not_kept(site: Site):
     retire(site.data / "pick" / second)
     assert site.changes() == [("staged", first), ("evicted", second)]
     third = site.put("pick")
-    catalog.set_quarantine(site.data / "pick" / third, catalog.Quarantine(whole=True, at="", by=""))
+    version_state.set_quarantine(site.data / "pick" / third, version_state.Quarantine(whole=True, at="", by=""))
     assert site.changes() == []
     (site.data / f"pick/.catalog/retired/{second}.json").write_text("{")
     code, _, err = site.sync()
@@ -587,10 +587,10 @@ def test_the_crontab_is_one(repo: Path):
     assert {"MAILTO", "SHELL", "PATH"} <= variables.keys()
     assert len(commands) == 1
     program = shutil.which("crontab")
-    usage = proc.run([program, "--help"], timeout_s=10).stderr if program else ""
+    usage = subprocesses.run([program, "--help"], timeout_s=10).stderr if program else ""
     for flag, told in (("-T", "-T"), ("-n", "dry run")):
         if program and told in usage:
-            done = proc.run([program, flag, str(repo / CRON)], timeout_s=10)
+            done = subprocesses.run([program, flag, str(repo / CRON)], timeout_s=10)
             assert done.code == 0, done.stderr
             break
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.topology.choose.costs import read
+from pitools.topology.choose.node_costs import read
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,9 +11,8 @@ import pytest
 
 from pitools.core.errors import ClusterError, UsageError
 from pitools.topology.choose import choose, curve, next_cost
-from pitools.topology.model import Fabric, Torus
-
-from .brute import boxes
+from pitools.topology.fabric_model import Fabric, Torus
+from tests.topology.choose.brute_force import boxes
 
 DIMS = [(7,), (2, 3), (4, 4), (5, 3), (2, 2, 2), (3, 4, 2), (4, 4, 4), (3, 2, 2, 2)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pitools.core.errors import PitError
 from pitools.place.simulate.traces.row import Row, lines, moment
-from pitools.slurm.answer import count, plain, span_s, tres
+from pitools.slurm.fields import count, plain, span_s, tres
 
 NEEDED = ("JobID", "Submit")
 

@@ -1,0 +1,1 @@
+"""Adapters: how each framework writes and reads a checkpoint's files."""

@@ -1,0 +1,242 @@
+"""PyTorch's states through its own distributed checkpoint: plain, sharded (DTensor, FSDP2), nested, of any world size.
+
+The planner and the writer are torch's, and so is the format: what lies in `payload/` can be read with
+`torch.distributed.checkpoint.load`. Only how ranks agree on who writes what is ours. torch does that with collectives,
+and in a background thread those would meet the training's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import pathlib
+import pickle
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from pitools.checkpoint.adapters.base import Digests
+from pitools.checkpoint.adapters.dcp_files import Files
+from pitools.checkpoint.coordination.exchange import Meeting
+from pitools.core.errors import ConfigError, DataError
+
+# Who describes what is stored, name by name: a class beside these may open whatever address it is given.
+_DESCRIBING = {
+    "builtins": "frozenset set slice",
+    "collections": "ChainMap OrderedDict",
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
+    "torch.distributed.checkpoint.metadata": "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
+    "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.planner": "BytesIOWriteData SavePlan TensorWriteData WriteItem WriteItemType",
+    "torch.distributed.checkpoint.storage": "WriteResult",
+}
+_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
+# Python 3.13's name is another than that of those before and after.
+_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+# What needs no try whether it would be loaded again, by itself, in lists and in tuples.
+_PLAIN = {int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter}
+_WRITER = re.compile(r"__(\d+)_\d+\.distcp$")
+
+
+class Dcp:
+    """The adapter of a `Guard` for torch: states are (nested) dicts of tensors and plain values.
+
+    Tensors are saved where they are and loaded in place.
+    """
+
+    format = "dcp"
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        gpu = torch.cuda.is_available()
+        # Keeps its buffers, so that only the first save waits for memory to be given.
+        self._stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_shared_memory=False,
+                                                    use_async_staging=False, use_non_blocking_copy=gpu))  # fmt: skip
+
+    def describe(self, state: Any) -> dict[str, str]:
+        """Name → type and shape of all that a state holds, over all ranks."""
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state)
+        return {str(name): _described(value) for name, value in planner.state_dict.items()}
+
+    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests]:
+        """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread.
+
+        Raises ConfigError for what could be written and not be loaded.
+        """
+        _require_loadable(state)
+        staged = self._stager.stage(state)
+        return lambda meet: self._write(staged, payload.result(), meet)
+
+    def load(self, payload: Path, like: Any) -> Any:
+        """What is in `payload`, in the tensors of `like`. Raises DataError."""
+        try:
+            self._read(payload, like)
+        except Exception as error:
+            raise DataError(f"cannot be loaded: {_first_line(error)}", where=str(payload)) from error
+        return like
+
+    def random_state(self) -> dict[str, Any]:
+        """torch's generators: of the CPU, and of this rank's GPU."""
+        states = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            states["cuda"] = torch.cuda.get_rng_state()
+        return {name: base64.b64encode(bytes(state.numpy())).decode() for name, state in states.items()}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        """Undo what was drawn since `random_state`; a GPU's is left where there is none."""
+        decoded = {name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+                   for name, text in states.items()}  # fmt: skip
+        torch.set_rng_state(decoded["cpu"])
+        if "cuda" in decoded and torch.cuda.is_available():
+            torch.cuda.set_rng_state(decoded["cuda"])
+
+    def writer(self, path: str, world_size: int) -> int:
+        """The rank that wrote this file below `payload`."""
+        found = _WRITER.match(path)
+        return int(found[1]) % world_size if found else 0
+
+    def _read(self, payload: Path, like: Any) -> None:
+        planner, reader = _LoadPlanner(), FileSystemReader(payload)
+        reader.fs = Files()
+        metadata = _unpickled((payload / ".metadata").read_bytes())
+        planner.set_up_planner(like, metadata, True)
+        reader.set_up_storage_reader(metadata, True)
+        # Every rank plans for itself: what it reads is no other's concern.
+        (plan,) = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+        (plan,) = reader.prepare_global_plan([plan])
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+
+    def _write(self, staged: Any, payload: Path, meet: Meeting) -> Digests:
+        lead = self._rank == 0
+        # Its files are synced as they are closed, once all bytes are theirs; its own sync comes before the last.
+        planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
+        writer.fs = files = Files()
+        planner.set_up_planner(staged, writer.storage_meta(), lead)
+        writer.set_up_storage_writer(lead)
+        described: list[Any] = []
+
+        def divide(plans: list[bytes]) -> list[bytes]:
+            shared, metadata = planner.create_global_plan([_unpickled(plan) for plan in plans])
+            described.append(metadata)
+            return [pickle.dumps(plan) for plan in writer.prepare_global_plan(shared)]
+
+        def finish(results: list[bytes]) -> list[bytes]:
+            writer.finish(described[0], [_unpickled(result) for result in results])
+            return []
+
+        plan = writer.prepare_local_plan(planner.create_local_plan())
+        share = planner.finish_plan(_unpickled(meet(pickle.dumps(plan), divide)))
+        results = writer.write_data(share, planner).wait()
+        meet(pickle.dumps(results), finish)
+        return files.digests
+
+
+class _Writer(FileSystemWriter):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    def storage_meta(self) -> Any:
+        # As text: a path is pickled as a class whose name depends on the version of Python.
+        return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
+
+
+_InPython: Any = pickle._Unpickler  # the one in C, of half the time, has no way to refuse a state
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
+    """Of descriptions only: a pickle can name any function, and a checkpoint or a message is not to be trusted so."""
+
+    dispatch = dict(_InPython.dispatch)
+
+    def load_build(self) -> None:
+        # A state that is set on a class, a function or an enum's member would change it for the whole process.
+        kind = type(self.stack[-2])
+        if not is_dataclass(kind) and kind is not ChainMap:
+            raise pickle.UnpicklingError(f"a state of a {kind.__name__} has no place in a checkpoint")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+    def get_extension(self, code: int) -> None:
+        # One that was met before would be taken from a cache, and find_class not asked.
+        raise pickle.UnpicklingError(f"the extension {code} has no place in a checkpoint")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _PATHS:
+            return pathlib.PosixPath
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        # By name before anything is looked up: to import a module is to run it.
+        if (module, name) in _NAMES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
+            return vars(torch)[name]
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+def _enum_member(kind: Any, name: Any) -> Enum:
+    """Return a member of an enum: Python 3.11.0 to 3.11.3 pickle one as getattr(kind, name), others by its value."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"getattr of {kind!r} has no place in a checkpoint (expected a member of an enum)")
+
+
+def _unpickled(data: bytes) -> Any:
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        plain = io.BytesIO()
+        # Numbers, text and lists of them; whatever else the bytes ask to be made is refused here.
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+def _require_loadable(value: Any, name: str = "") -> None:
+    """See that the leaves of a state that are no tensors come back, before the first of them is saved."""
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return
+    parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None
+    if type(value) in (list, tuple):
+        parts = dict(enumerate(value))
+    if parts is not None and {*map(type, parts.values())} <= _PLAIN:  # soon done: a state has thousands of leaves
+        return
+    if parts is None or isinstance(value, tuple):  # torch takes a tuple as one leaf
+        _require_comes_back(value, name)
+        return
+    for key, part in parts.items():
+        _require_loadable(part, f"{name}.{key}" if name else str(key))
+
+
+def _require_comes_back(value: Any, name: str) -> None:
+    written = io.BytesIO()
+    try:
+        torch.save(value, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:
+        what = f'"{name}" is a {type(value).__module__}.{type(value).__qualname__}, which torch would not load again'
+        hint = "save a tensor (torch.from_numpy), a plain number (.item()), text, or lists and dicts of such"
+        raise ConfigError(what, where="the state to save", hint=hint) from error
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "value"
+    return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

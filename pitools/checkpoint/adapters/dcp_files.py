@@ -1,0 +1,97 @@
+"""Files as DCP writes them, digested on their way: what is sealed are the bytes that were given, read no second time.
+
+The digest of a large block is taken in a thread while the same block is being written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from pitools.checkpoint.store.hashing import Hashed
+from pitools.checkpoint.store.manifest import is_inside
+from pitools.core.daemon_pool import Threads
+from pitools.core.errors import DataError
+from pitools.store.digest import Hasher
+
+# Tensors come in blocks of their own size, descriptions in pieces of some bytes.
+_BUFFER = 256 << 10
+
+
+class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    """Where a writer of DCP's puts its files. digests: of those that it has written and made durable, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digests: dict[str, Hashed] = {}
+
+    def concat_path(self, path: Any, suffix: Any) -> Any:
+        """Where a file lies that a description names. Raises DataError for one that is not below `path`."""
+        if not isinstance(suffix, str) or not is_inside(suffix):
+            raise DataError(f"the index names a file outside: {suffix!r}", where=str(path))
+        return super().concat_path(path, suffix)
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """A file opened to be read, or to be written from its beginning to its end."""
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with Threads(1, "digest") as pool, Path(path).open("wb", buffering=_BUFFER) as file:
+            written = _Written(file, pool)
+            yield written
+            written.close()
+        self.digests[Path(path).name] = written.digest()
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Give a file another name."""
+        super().rename(path, new_path)
+        if found := self.digests.pop(Path(path).name, None):
+            self.digests[Path(new_path).name] = found
+
+
+class _Written:
+    """What DCP takes for an open file. It cannot seek: bytes that come out of order would have no digest."""
+
+    def __init__(self, file: BinaryIO, pool: Threads) -> None:
+        self._file, self._pool, self._hasher, self._count = file, pool, Hasher(), 0
+
+    def write(self, data: Any) -> int:
+        """Write all of a block."""
+        with memoryview(data) as given, given.cast("B") as block:
+            if len(block) < _BUFFER:
+                self._hasher.update(block)
+                self._file.write(block)
+            else:
+                # Both let the interpreter go.
+                hashing = self._pool.submit(self._hasher.update, block)
+                try:
+                    self._file.write(block)
+                finally:
+                    hashing.result()
+            self._count += len(block)
+            return len(block)
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._count
+
+    def flush(self) -> None:
+        """Nothing: `close` does."""
+
+    def close(self) -> None:
+        """Make what was written durable."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def digest(self) -> Hashed:
+        """Of all that was written."""
+        return Hashed(self._count, self._hasher.text())

@@ -1,0 +1,1 @@
+"""Coordination: how the ranks of a save agree."""

@@ -1,0 +1,114 @@
+"""What the ranks tell each other during one save: files beside what is saved, and barriers that say when to read them.
+
+The key-value store carries only who is there: it lives in rank 0's memory, and what a plan says can be megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from pitools.checkpoint.coordination.barrier import Barrier, Delete, Get, Put, first_line
+from pitools.core.errors import ClusterError, ConfigError, PitError
+from pitools.core.record import decode_json
+
+# What each rank said, in order → what rank 0 answers each.
+Answer = Callable[[list[bytes]], Sequence[bytes]]
+
+
+class Meeting:
+    """One save's. Every rank makes the same calls in the same order; one that cannot go on says so with `fail`.
+
+    folder: of this save alone, seen by all ranks, there already.
+    """
+
+    def __init__(self, barrier: Barrier, name: str, folder: Path) -> None:
+        self._barrier, self._name, self._folder = barrier, name, folder
+        self._count = 0
+        self._told = False
+
+    def __call__(self, said: bytes = b"", answer: Answer | None = None) -> bytes:
+        """What rank 0 answers this rank, when all ranks have come and said something; b"" where it answers nothing.
+
+        Raises Unreachable naming who did not come, ClusterError saying what another rank's trouble is, and whatever
+        `answer` raises at rank 0.
+        """
+        rank = self._barrier.rank
+        if said:
+            self._path(self._count + 1, rank, "said").write_bytes(said)
+        self._count += 1
+        self._told = True
+        name = f"{self._name}.{self._count}"
+        self._barrier.wait(name)
+        if not answer:
+            self._told = False
+            return b""
+        if rank == 0:
+            self._answer(answer)
+        if problem := self._barrier.tell(f"{name}.answer"):
+            raise ClusterError(problem, where=f"rank {rank}", hint="look at rank 0's log")
+        self._told = False
+        return self._read(rank, "answer")
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the ranks that wait for this one, unless they know, so that they do not wait until their time is up."""
+        if self._told:
+            return
+        with suppress(PitError):
+            self._barrier.wait(f"{self._name}.{self._count + 1}", error)
+
+    def _answer(self, answer: Answer) -> None:
+        try:
+            said = [self._read(rank, "said") for rank in range(self._barrier.world_size)]
+            for rank, data in enumerate(answer(said)):
+                if data:
+                    self._path(self._count, rank, "answer").write_bytes(data)
+        except BaseException as error:
+            problem = f"rank 0: {type(error).__name__}: {first_line(error)}"
+            self._barrier.tell(f"{self._name}.{self._count}.answer", problem)
+            raise
+
+    def _path(self, count: int, rank: int, kind: str) -> Path:
+        return self._folder / f"{count}.{rank}.{kind}"
+
+    def _read(self, rank: int, kind: str) -> bytes:
+        path = self._path(self._count, rank, kind)
+        return path.read_bytes() if path.exists() else b""
+
+
+@contextmanager
+def together(barrier: Barrier, name: str) -> Iterator[None]:
+    """Either the block goes well at every rank, or it raises at all: its own error where it has one."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(PitError):
+            barrier.wait(name, error)
+        raise
+    barrier.wait(name)
+
+
+def introduce(
+    put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
+) -> tuple[Barrier, str, int]:  # fmt: skip
+    """A barrier that knows the ranks' nodes, a word that these ranks alone share, and the number of nodes.
+
+    name: of whom the ranks are introduced for; never used twice with one store. Raises ConfigError, Unreachable.
+    """
+    if put is None or get is None:
+        if world_size != 1:
+            raise ConfigError(f"{world_size} ranks need a store to meet in", where="Guard(put=, get=)")
+        put, get = (lambda _, __: None), (lambda _, __: "")
+    prefix = f"pit/{name}"
+    barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix)
+    names = barrier.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
+    told = barrier.tell("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
+    token, *nodes = decode_json(told, list[str])
+    known = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
+    return known, token, len(set(nodes))

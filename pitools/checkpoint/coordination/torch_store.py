@@ -1,0 +1,67 @@
+"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Guard` in a loop of one's own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from pitools.checkpoint.coordination.barrier import Delete, Get, Put
+from pitools.core.errors import ConfigError, Unreachable
+
+_GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
+
+
+def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
+    """`put`, `get` and `delete` of the default process group's store, or of `store`, over a connection of their own.
+
+    put, get: of text; `get` raises TimeoutError, all Unreachable. delete: of a key, there or not. Raises ConfigError
+    where there is no group.
+    """
+    if store is None:
+        if not dist.is_initialized():
+            hint = "call torch.distributed.init_process_group first; one rank alone needs no store"
+            raise ConfigError("torch has no process group", where="torch_store()", hint=hint)
+        store = dist.distributed_c10d._get_default_store()  # it has no public name yet
+    # A connection that waits would hold up the process group's.
+    own, where = store.clone(), _where(store)
+
+    def get(key: str, seconds: float) -> str:
+        # Asked for again and again: torch's own wait writes of broken sockets when its time is up.
+        until, pause = time.monotonic() + seconds, 0.001
+        try:
+            while not own.check([key]):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{key} did not come in {seconds:g} s")
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.05)
+            return bytes(own.get(key)).decode()
+        except dist.DistError as error:
+            raise _gone(error, where) from error
+
+    def put(key: str, value: str) -> None:
+        try:
+            own.set(key, value)
+        except dist.DistError as error:
+            raise _gone(error, where) from error
+
+    def delete(key: str) -> None:
+        try:
+            own.delete_key(key)
+        except dist.DistError as error:
+            raise _gone(error, where) from error
+
+    return put, get, delete
+
+
+def _where(store: Any) -> str:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", "")
+    return f"{host}:{store.port}" if host else type(store).__name__
+
+
+def _gone(error: Exception, where: str) -> Unreachable:
+    line = next(iter(str(error).splitlines()), "")
+    return Unreachable(f"rank 0 no longer answers: {line}", where=where, hint=_GONE)

@@ -1,0 +1,1 @@
+"""Store: a folder of checkpoints on disk."""

@@ -1,0 +1,71 @@
+"""What stands in a folder of checkpoints, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pitools.checkpoint.store import layout, lookup, owner, quarantine, unreadable
+from pitools.checkpoint.store.manifest import load
+from pitools.core.errors import DataError
+from pitools.core.record import Record
+from pitools.run.run_folder import read
+
+State = Literal["whole", "damaged", "foreign", "unread", "quarantined", "unfinished"]
+
+
+class Listed(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
+    """One checkpoint. step: None of what is only left of one. newest: the one that a run would go on from."""
+
+    step: int | None
+    state: State
+    path: str
+    t: str = ""
+    format: str = ""
+    world_size: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    newest: bool = False
+    reason: str = ""
+
+
+def listing(folder: Path) -> Iterator[Listed]:
+    """Checkpoints, newest first; then what is in quarantine and what killed saves left. Raises ClusterError."""
+    whose, newest = owner.read(folder), True
+    for step in layout.steps(folder):
+        record = _describe(layout.step_path(folder, step), step, whose, newest=newest)
+        newest = newest and not record.newest
+        yield record
+    for path in sorted((folder / layout.QUARANTINE).glob("step_*")):
+        yield Listed(step=None, state="quarantined", path=str(path), reason=_reason(path))
+    for path in (path for path in layout.left_over(folder) if not path.is_symlink()):
+        yield Listed(step=None, state="unfinished", path=str(path), reason="being saved, or left by a killed save")
+
+
+def _describe(path: Path, step: int, whose: owner.Owner | None, *, newest: bool) -> Listed:
+    try:
+        manifest = load(path)
+    except DataError as error:
+        missed = unreadable.reason(path)
+        return Listed(step=step, state="unread" if missed else "damaged", path=str(path), reason=missed or error.what)
+    state: State = "whole"
+    reason = ""
+    if unreadable.is_marked(path):
+        state, reason = "unread", unreadable.reason(path)
+    elif lookup.whole_at(path) is None:
+        state, reason = "damaged", "a file is missing, or has another size: `check` says which"
+    elif whose and not owner.fits(whose, manifest):
+        state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"
+    return Listed(
+        step=step, state=state, path=str(path), t=manifest.t, format=manifest.format, world_size=manifest.world_size,
+        files=len(manifest.files), bytes=manifest.total_bytes, newest=newest and state == "whole", reason=reason,
+    )  # fmt: skip
+
+
+def _reason(path: Path) -> str:
+    try:
+        reason = read(path / quarantine.REASON, quarantine.Reason)
+    except (DataError, OSError):
+        reason = None
+    return reason.why if reason else "no reason was left"

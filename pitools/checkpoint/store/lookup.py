@@ -1,0 +1,76 @@
+"""Which checkpoints a folder has, by names, manifests and sizes alone: `verify.py` reads their bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from pitools.checkpoint.store import layout, owner, unreadable
+from pitools.checkpoint.store.manifest import Manifest, load
+from pitools.core.errors import DataError, PitError
+from pitools.core.fs import sync_dir
+
+
+def newest(folder: Path) -> int | None:
+    """Return the steps of the newest checkpoint that looks whole, None for none. Raises ClusterError where none can be
+    listed.
+    """
+    return next(_whole(folder), None)
+
+
+def whole(folder: Path) -> list[int]:
+    """Steps of all checkpoints that look whole, newest first. Raises ClusterError where none can be listed."""
+    return list(_whole(folder))
+
+
+def whole_at(step_dir: Path) -> Manifest | None:
+    """The manifest of a checkpoint's folder where every file has the size that it says; else None."""
+    try:
+        if not stat.S_ISDIR(step_dir.lstat().st_mode):
+            return None
+        manifest = load(step_dir)
+        if manifest.step != layout.step_of(step_dir):
+            return None
+        prefix = f"{step_dir}/"
+        for entry in manifest.files:
+            found = os.stat(prefix + entry.path, follow_symlinks=False)  # noqa: PTH116
+            if found.st_size != entry.bytes or not stat.S_ISREG(found.st_mode):
+                return None
+    except (OSError, DataError):
+        return None
+    return manifest
+
+
+def point(folder: Path, *, without: int | None = None) -> None:
+    """Let `latest` name the newest, or nothing where there is none. Best effort: nothing of ours reads it.
+
+    without: a step that is about to go.
+    """
+    with contextlib.suppress(OSError, PitError):
+        latest = folder / layout.LATEST
+        step = next((step for step in _whole(folder) if step != without), None)
+        if step is None:
+            latest.unlink(missing_ok=True)
+            return
+        temporary = folder / f".{layout.LATEST}.{secrets.token_hex(4)}"
+        temporary.symlink_to(layout.step_path(folder, step).name)
+        try:
+            os.replace(temporary, latest)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_dir(folder)
+
+
+def _whole(folder: Path) -> Iterator[int]:
+    whose = owner.read(folder)
+    for step in layout.steps(folder):
+        path = layout.step_path(folder, step)
+        manifest = None if unreadable.is_marked(path) else whole_at(path)
+        # A copy out of another run's folder is no progress of this one.
+        if manifest and (whose is None or owner.fits(whose, manifest)):
+            yield step

@@ -1,0 +1,174 @@
+"""`pit launch list|show|logs|cancel`: what runs are there, and how are they."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands import completion
+from pitools.commands.options import format_option, run_argument, site_option
+from pitools.commands.run_lookup import run_folder, runs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pitools.core.errors import PitError
+    from pitools.run.run_folder import Run
+    from pitools.site.schema import Site
+
+RUN_COLUMNS = (
+    "run_id", "state", "cause", "steps", "attempt", "job_id", "nodes", "exit_code", "site", "created", "pending_reason",
+    "expected_start",
+)  # fmt: skip
+_WAITS = ("pending_reason", "expected_start")
+
+
+def run_columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """RUN_COLUMNS for a table that is read: why a job waits comes after its state, and only where one does."""
+    rest = [name for name in RUN_COLUMNS[2:] if name not in _WAITS]
+    waits = _WAITS if any(run.pending_reason or run.expected_start for run in runs) else ()
+    return (*RUN_COLUMNS[:2], *waits, *rest)
+
+
+def show_runs(form: str, runs: Sequence[Run]) -> None:
+    """Print the records of runs."""
+    import sys
+
+    from pitools.core.output import Output
+
+    is_table = form == "table" or (form == "auto" and sys.stdout.isatty())
+    with Output(form, run_columns(runs) if is_table else RUN_COLUMNS) as out:
+        for run in runs:
+            out(run)
+
+
+@click.command("list")
+@click.option(
+    "--site", "sites", envvar="PIT_SITE", default=["local"], show_default="local", metavar="NAME", multiple=True,
+    shell_complete=completion.sites, help="The site, as `pit site list` names it; may be given again.",
+)  # fmt: skip
+@format_option
+def list_(sites: tuple[str, ...], form: str) -> None:
+    """List the runs of sites, oldest first; each Slurm is asked once for all that have not ended."""
+    from pitools.core.errors import PitError
+    from pitools.run import run_folder as folder
+    from pitools.site.load import load
+
+    wrong: list[PitError] = []
+
+    def tell(path: Path, error: PitError) -> None:
+        wrong.append(error)
+        click.echo(f"pit: {path.name}: {error}", err=True)
+
+    found: list[Run] = []
+    for name in dict.fromkeys(sites):
+        try:
+            site = load(name)
+            runs = _of_site(site, tell)
+        except PitError as error:  # one site must not hide the others
+            if len(sites) == 1:
+                raise
+            tell(Path(name), error)
+            continue
+        if not runs:
+            click.echo(f"pit: no runs of {site.name} in {runs_of(site)}", err=True)
+        found += runs
+    show_runs(form, sorted(found, key=lambda run: folder.age(run.run_id)))
+    if wrong:
+        raise wrong[-1]
+
+
+def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
+    """The runs of a site, oldest first; one broken folder does not hide the others."""
+    from pitools.core.errors import PitError, TryLater
+    from pitools.core.fs import os_error
+    from pitools.launch.monitor import status
+    from pitools.launch.plan import load_plan
+    from pitools.run import run_folder as folder
+
+    found: list[Path] = []
+    for path in folder.runs(runs_of(site)):
+        try:
+            if load_plan(path).site == site.name:
+                found.append(path)
+        except (PitError, OSError) as error:
+            tell(path, error if isinstance(error, PitError) else os_error(error, path))
+    try:
+        return status.show_all(found, site, tell=tell)
+    except TryLater as error:
+        click.echo(f"pit: by their folders alone: {error}", err=True)
+        return status.show_all(found, site, ask=False, tell=tell)
+
+
+@click.command()
+@run_argument()
+@site_option
+@click.option("--steps", is_flag=True, help="Show what its step log adds up to instead.")
+@format_option
+@click.pass_context
+def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -> None:
+    """Show a run, by id or folder, as it is now."""
+    from pitools.core.output import Output
+    from pitools.launch.monitor import status
+
+    run_dir, site = find(run, site_name)
+    if steps:
+        summary = status.summary(run_dir)
+        if summary is None:
+            click.echo("pit: the run has no step log (pitools.run.steps.StepLog writes one)", err=True)
+            ctx.exit(1)
+        with Output(form) as out:
+            out(summary)
+        return
+    show_runs(form, [status.show(run_dir, site)])
+
+
+@click.command()
+@run_argument()
+@site_option
+@click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
+def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
+    """Print one rank's output of the last attempt; before the ranks start, the job's own, or why staging failed."""
+    from pitools.launch.monitor import rank_log
+    from pitools.run import run_folder as folder
+    from pitools.run.attempt_records import first_failure
+
+    run_dir, site = find(run, site_name)
+    if rank is None:
+        last = folder.last_attempt(run_dir)
+        failed = first_failure(last) if last else None
+        rank = failed.rank if failed else 0
+    is_empty = True
+    for text in rank_log.read(run_dir, site, rank, follow=follow):
+        click.echo(text, nl=False)
+        is_empty = is_empty and not text
+    if is_empty:
+        click.echo(f"pit: rank {rank} has said nothing; see: pit launch show {run_dir.name}", err=True)
+
+
+@click.command()
+@run_argument()
+@site_option
+@format_option
+def cancel(run: str, site_name: str, form: str) -> None:
+    """End a run for good, and its jobs; safe to repeat. One that is over is left as it is."""
+    from pitools.launch.monitor import status
+
+    run_dir, site = find(run, site_name)
+    given = status.cancel(run_dir, site)
+    if given:
+        ended = "has finished" if given.state == "finished" else "was stopped"
+        click.echo(f"pit: it {ended} before, {given.t}: {given.reason}", err=True)
+    show_runs(form, [status.show(run_dir, site)])
+
+
+def find(run: str, site_name: str) -> tuple[Path, Site]:
+    """A run's folder and the site it is on, which its plan knows better than a flag."""
+    from pitools.launch.plan import load_plan
+    from pitools.site.load import load
+
+    run_dir = run_folder(run, site_name)
+    return run_dir, load(load_plan(run_dir).site)

@@ -1,0 +1,75 @@
+"""What is still all right: numbers that a lab may set in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pitools.core import strict_toml
+from pitools.core.errors import ConfigError, nearest
+from pitools.dataset.check.finding import Finding
+
+# Checks that a file of bounds can make stricter, milder or silent. Damage is always damage.
+CHECKS = (
+    "extra", "absent", "nan", "constant", "still", "outlier", "time", "blank", "frozen", "length", "duplicate",
+    "language", "split", "statistics", "parent", "schema-drift", "mean-drift", "deviation-drift", "range-drift",
+    "constant-drift", "nan-drift", "brightness-drift", "task-drift", "length-drift",
+)  # fmt: skip
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a check speaks. Sigmas are robust: what is wrong does not widen its own bounds.
+
+    levels: check → fault, warning or off, over what it would say. min_steps: the shortest episode. length_sigmas: of
+    log(steps), from the median. outlier_sigmas: from the column's median. times: names (last part) of arrays of times.
+    time_gap: a step of so many periods is a gap. period_factor: an episode's median period against the dataset's.
+    blank_mean, blank_deviation: grey levels, of 255; a frame below both is black, one of no deviation at all is blank.
+    frozen_steps: a frame that lasts so long is frozen, if the action meanwhile moves by frozen_motion of its deviation.
+    Drift against the parent, each widened for few episodes, new or the parent's: mean_shift in deviations,
+    deviation_ratio and length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels,
+    task_shift as the share of episodes that would have to change their task, length_shift as
+    Kolmogorov-Smirnov's distance.
+    """
+
+    levels: dict[str, Literal["fault", "warning", "off"]] = {}
+    min_steps: int = 2
+    length_sigmas: float = 6.0
+    outlier_sigmas: float = 20.0
+    times: tuple[str, ...] = ("timestamp", "timestamps", "time", "times", "stamp", "stamps")
+    time_gap: float = 3.0
+    period_factor: float = 1.5
+    blank_mean: float = 8.0
+    blank_deviation: float = 3.0
+    frozen_steps: int = 10
+    frozen_motion: float = 0.1
+    mean_shift: float = 1.0
+    deviation_ratio: float = 3.0
+    range_growth: float = 2.0
+    brightness: float = 30.0
+    task_shift: float = 0.3
+    length_ratio: float = 2.0
+    length_shift: float = 0.4
+
+    def judged(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """The findings at the levels that are set, without those that are off."""
+        for finding in findings:
+            level = finding.level if finding.level == "damage" else self.levels.get(finding.check, finding.level)
+            if level != "off":
+                yield finding if level == finding.level else msgspec.structs.replace(finding, level=level)
+
+
+def load(path: Path) -> Bounds:
+    """The bounds of a TOML file, the others as they are. Raises ConfigError naming the key."""
+    tables: dict[str, Any] = strict_toml.read(path)
+    bounds = strict_toml.convert(tables, Bounds, str(path))
+    for name in bounds.levels:
+        if name not in CHECKS:
+            raise ConfigError(f'unknown check "levels.{name}"', where=str(path), hint=nearest(name, CHECKS))
+    for field in bounds.__struct_fields__:
+        value = getattr(bounds, field)
+        if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+            raise ConfigError(f'key "{field}": {value} is not possible', where=str(path), hint="a number from 0 up")
+    return bounds

@@ -1,0 +1,114 @@
+"""The layouts we read, and the names that all have in a store: `action`, `obs/…`, `obs/<camera>_image`, `reward`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pitools.core.errors import DataError
+from pitools.core.fs import plain_files
+from pitools.dataset.formats.model import Recording
+
+EXPECTED = {
+    "robomimic": "data/<demo>/actions",
+    "aloha": "action and observations/",
+    "lerobot": "meta/info.json",
+    "zarr": "zarr.json or .zgroup",
+}
+_CONVERT = "unpack it, or convert it to HDF5, a folder of LeRobot v3, or Zarr"
+_SIGNATURES = {
+    b"\x89MCAP0\r\n": "an MCAP log",
+    b"#ROSBAG V": "a ROS 1 bag",
+    b"SQLite format 3\0": "a SQLite file, such as a ROS 2 bag",
+    b"PK\x03\x04": "a ZIP file, such as .npz or a zipped store",
+    b"\x93NUMPY": "a NumPy file",
+    b"PAR1": "one Parquet file of a dataset",
+    b"\x1f\x8b": "a gzip file",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file",
+}
+_LOOKED_AT = 32  # files of a folder
+
+
+def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
+    """What a file or folder holds, by its metadata alone; `layout` may be "auto".
+
+    Episodes that are not whole, or not like most, are in `refused`. Raises DataError for what cannot be read, or is not
+    of the layout.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe keeps who opens it waiting
+        raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
+    if path.is_file() and (what := _other_format(path)):
+        raise DataError(f"it is {what}, which is not read", where=str(path), hint=_CONVERT)
+    found = detect(path) if layout == "auto" else layout
+    if found == "lerobot":
+        from pitools.dataset.formats import lerobot
+
+        if (path / "meta").is_dir():
+            listed(path / "meta")  # of the rest only files are opened that it names
+        return lerobot.scan(path, skip)
+    if found == "zarr":
+        from pitools.dataset.formats import zarr_store
+
+        return zarr_store.scan(path, skip, keep_next_obs=keep_next_obs)
+    from pitools.dataset.formats import aloha, hdf5, robomimic
+
+    with hdf5.opened(path) as file:
+        if found == "robomimic":
+            return robomimic.scan(path, file, skip, keep_next_obs=keep_next_obs)
+        return aloha.scan(path, file, skip, expected=EXPECTED["aloha"])
+
+
+def listed(path: Path) -> list[str]:
+    """Every file of a recording that is a folder, by its path from there, sorted. Raises DataError."""
+    try:
+        return sorted(plain_files(path))
+    except OSError as error:
+        hint = "give the folder of the recording itself, of files alone"
+        what = f"cannot be listed: {error.strerror}"
+        raise DataError(what, where=str(error.filename or path), hint=hint) from error
+
+
+def detect(path: Path) -> str:
+    """The layout of a file or folder, by what is in it. Raises DataError when it is none that we know."""
+    if path.is_dir():
+        if (path / "meta" / "info.json").is_file():
+            return "lerobot"
+        if any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+            return "zarr"
+        names, known = sorted(entry.name for entry in path.iterdir()), ("lerobot", "zarr")
+    else:
+        import h5py
+
+        from pitools.dataset.formats import hdf5
+
+        with hdf5.opened(path) as file:
+            if hdf5.child(file, "data", h5py.Group) is not None:
+                return "robomimic"
+            if hdf5.child(file, "action", h5py.Dataset) is not None:
+                return "aloha"
+            names, known = sorted(file), ("robomimic", "aloha")
+    hint = "; ".join(f"{layout} has {EXPECTED[layout]}" for layout in known)
+    inside = (path / name for name in names[:_LOOKED_AT]) if path.is_dir() else ()
+    if what := next(filter(None, map(_other_format, inside)), ""):
+        raise DataError(f"it holds {what}, which is not read", where=str(path), hint=f"{_CONVERT}; {hint}")
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    raise DataError(f"unknown layout: it has {shown or 'nothing'}", where=str(path), hint=hint)
+
+
+def _other_format(path: Path) -> str:
+    """What a file is, by its beginning, where it is of a format that is known and not read; else ""."""
+    from crc32c import crc32c
+
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            data = file.read(16)
+    except OSError:
+        return ""  # whoever reads it says why it cannot be read
+    # A TFRecord has no signature: it begins with a length of 8 bytes and their checksum, masked.
+    sum_of_length = crc32c(data[:8])
+    masked = ((sum_of_length >> 15 | sum_of_length << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    if data[8:12] == masked.to_bytes(4, "little"):
+        return "a TFRecord file, such as RLDS has"
+    return next((what for mark, what in _SIGNATURES.items() if data.startswith(mark)), "")

@@ -1,0 +1,209 @@
+"""What the `meta` folder of a LeRobot v3 dataset says."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from pitools.core.errors import DataError
+from pitools.dataset.formats.model import check_row
+from pitools.dataset.formats.readers import lerobot_tools
+
+AGAIN = "download it again, or convert it again from where it was recorded"
+_VERSION = "v3."
+_FIELD = re.compile(r"\{(chunk_index|file_index)(?::0(\d))?d?\}|\{(video_key)\}")
+_DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+           "bool"}  # fmt: skip
+_CHANNELS = (1, 3, 4)
+
+
+class Feature(msgspec.Struct, frozen=True, kw_only=True):
+    """One feature. dtype: NumPy's name, `video`, `image`, or one that we cannot store. names: of its axes, or items."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = None
+    info: dict[str, Any] | None = None
+    key: str = ""
+
+    @property
+    def numpy(self) -> str:
+        """Dtype of what is stored."""
+        return "uint8" if self.dtype in ("video", "image") else self.dtype
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """Shape of a step. Images are (H, W, channels), whatever order their shape is told in; what is said of a step
+        as a whole, such as its reward, is one value."""
+        if self.dtype in ("video", "image") and len(self.shape) == 3:
+            turned = self.shape[0] in _CHANNELS and self.shape[-1] not in _CHANNELS
+            return (*self.shape[1:], self.shape[0]) if turned else self.shape
+        whole = self.shape == (1,) and not self.key.startswith(("observation.", "action"))
+        return () if whole else self.shape
+
+    def check(self, where: str) -> None:
+        """Raises DataError when it cannot be stored."""
+        hint = "leave it out with --skip"
+        if self.dtype not in (*_DTYPES, "video", "image"):
+            raise DataError(f"dtype {self.dtype} is not one of numbers", where=where, hint=hint)
+        if self.dtype == "video" and ((self.info or {}).get("video.is_depth_map") or self.row[2:] != (3,)):
+            raise DataError(f"a video of {self.row}, of which only colour is read", where=where, hint=hint)
+        check_row(self.row, self.numpy, where)
+
+
+class Clip(msgspec.Struct, frozen=True):
+    """An episode's part of a video, in seconds."""
+
+    chunk: int
+    file: int
+    start_s: float
+    stop_s: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode: its rows [start, stop) of the dataset, the data file they are in, and its clips by feature."""
+
+    number: int
+    steps: int
+    start: int
+    stop: int
+    chunk: int
+    file: int
+    tasks: tuple[str, ...]
+    videos: dict[str, Clip]
+
+    @property
+    def name(self) -> str:
+        """What it is called, as in LeRobot's own file names before v3."""
+        return f"episode_{self.number:06d}"
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """`meta/info.json`, as far as it matters here. path: the dataset's folder."""
+
+    fps: float
+    features: dict[str, Feature]
+    data_path: str
+    video_path: str | None = None
+    robot_type: str | None = None
+    total_episodes: int | None = None
+    splits: dict[str, str] = {}
+    path: Path = Path()
+
+    @cached_property
+    def videos(self) -> tuple[str, ...]:
+        """Features that are videos."""
+        return tuple(key for key, feature in self.features.items() if feature.dtype == "video")
+
+    def data_file(self, row: Row) -> Path:
+        """The Parquet file of an episode. Raises DataError."""
+        return self._file(self.data_path, row.chunk, row.file, "")
+
+    def video_file(self, key: str, row: Row) -> Path:
+        """The video of one of its cameras. Raises DataError."""
+        return self._file(self.video_path or "", row.videos[key].chunk, row.videos[key].file, key)
+
+    def _file(self, pattern: str, chunk: int, file: int, key: str) -> Path:
+        # Not str.format: the pattern is somebody else's, and that would follow attributes and make any width.
+        numbers = {"chunk_index": chunk, "file_index": file}
+        name = _FIELD.sub(lambda found: key if found[3] else f"{numbers[found[1]]:0{found[2] or 1}d}", pattern)
+        inside = PurePosixPath(name)
+        if not inside.parts or inside.is_absolute() or ".." in inside.parts or "\0" in name or "{" in name:
+            raise DataError(f"a file cannot be named {name!r}", where=str(self.path / "meta/info.json"), hint=AGAIN)
+        return self.path / inside
+
+
+def load(path: Path) -> Info:
+    """The dataset's own description. Raises DataError when there is none, or it is of another version than v3."""
+    where = path / "meta" / "info.json"
+    try:
+        tables = msgspec.json.decode(where.read_bytes())
+        version = str(tables["codebase_version"])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"not LeRobot's layout: {error}", where=str(where), hint="give --layout auto") from error
+    if not version.startswith(_VERSION):
+        hint = ("convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (before v2.1, first "
+                "to that)")  # fmt: skip
+        raise DataError(f"a LeRobot dataset of {version}, of which only v3 is read", where=str(where), hint=hint)
+    try:
+        info = msgspec.convert({**tables, "path": ""}, Info, strict=False, dec_hook=lambda kind, value: kind(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise DataError(f"not as LeRobot writes it: {error}", where=str(where), hint=AGAIN) from error
+    if not 0 < info.fps < math.inf:
+        raise DataError(f"{info.fps} frames a second", where=str(where), hint=AGAIN)
+    return msgspec.structs.replace(info, path=path)
+
+
+def files(path: Path) -> tuple[Path, ...]:
+    """The files of the description."""
+    return (path / "meta" / "info.json", *_episode_files(path),
+            *(file for file in (path / "meta" / "tasks.parquet",) if file.is_file()))  # fmt: skip
+
+
+def _episode_files(path: Path) -> list[Path]:
+    return sorted((path / "meta" / "episodes").glob("*/*.parquet"))
+
+
+def episodes(info: Info) -> tuple[Row, ...]:
+    """All episodes, in order. Raises DataError when they are not as many as there should be."""
+    with lerobot_tools():
+        from pitools.dataset.formats import parquet_reader
+    columns = ["episode_index", "length", "dataset_from_index", "dataset_to_index", "data/chunk_index",
+               "data/file_index", "tasks"]  # fmt: skip
+    clips = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+    columns += [f"videos/{key}/{part}" for key in info.videos for part in clips]
+    found = []
+    for file in _episode_files(info.path):
+        for row in parquet_reader.records(file, columns):
+            try:
+                found.append(_row(row, info.videos, clips))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"an episode without {error}", where=str(file), hint=AGAIN) from error
+    found.sort(key=lambda row: row.number)
+    where = str(info.path / "meta" / "episodes")
+    if [row.number for row in found] != list(range(len(found))):
+        raise DataError("an episode is missing, or there twice", where=where, hint=AGAIN)
+    if info.total_episodes not in (None, len(found)) or not found:
+        what = f"it has {len(found)} episodes, info.json says {info.total_episodes}"
+        raise DataError(what, where=where, hint=AGAIN)
+    return tuple(found)
+
+
+def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Row:
+    clips = {}
+    for key in videos:
+        values = [row.get(f"videos/{key}/{part}") for part in parts]
+        if None not in values:
+            clips[key] = Clip(int(values[0]), int(values[1]), float(values[2]), float(values[3]))  # type: ignore[arg-type]
+    return Row(
+        number=int(row["episode_index"]), steps=int(row["length"]), start=int(row["dataset_from_index"]),
+        stop=int(row["dataset_to_index"]), chunk=int(row["data/chunk_index"]), file=int(row["data/file_index"]),
+        tasks=tuple(map(str, row.get("tasks") or ())), videos=clips,
+    )  # fmt: skip
+
+
+def tasks(info: Info) -> dict[int, str]:
+    """The instructions by task index. Raises DataError."""
+    with lerobot_tools():
+        from pitools.dataset.formats import parquet_reader
+    file = info.path / "meta" / "tasks.parquet"
+    rows = parquet_reader.records(file, None) if file.is_file() else []
+    return {int(row.pop("task_index")): str(next(iter(row.values()), "")) for row in rows if "task_index" in row}
+
+
+def splits(info: Info, rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+    """Names of the episodes of each split, which info.json gives as `first:stop`. Raises DataError."""
+    found = {}
+    for split, text in info.splits.items():
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+        if not match or int(match[2]) > len(rows):
+            where = str(info.path / "meta" / "info.json")
+            raise DataError(f"split {split} is {text!r} of {len(rows)} episodes", where=where, hint=AGAIN)
+        found[split] = tuple(row.name for row in rows[int(match[1]) : int(match[2])])
+    return found

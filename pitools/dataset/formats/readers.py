@@ -1,0 +1,114 @@
+"""Steps of an episode's columns, read the same way whatever the layout.
+
+column.place:  Hdf5 ─ Parquet ─ Video ─ ZarrArray        files, opened when first asked for, a few kept open
+               Resized ─ Cast ─ Derived                  of other columns, which the same reader reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from pitools.core.errors import ToolMissing
+from pitools.dataset.formats import transforms
+from pitools.dataset.formats.model import Cast, Column, Derived, Episode, Hdf5, Parquet, Resized, Video, ZarrArray
+
+_OPEN_FILES = 8
+
+
+class Reader(Protocol):
+    """What reads columns. Of one thread at a time; any number may be open, in any threads and processes."""
+
+    def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
+        """Fill `out`, (stop - start, *column.row) of the column's dtype, with the episode's steps [start, stop).
+
+        Raises DataError for what is damaged, missing, or no longer what it was.
+        """
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+def open_reader(episode: Episode) -> Reader:
+    """A reader for the columns of this episode, and of any others: what was opened last stays open, so that one reader
+    for many episodes is the cheapest. Files are opened as they are needed; close it when done."""
+    del episode  # a column says all that there is to know
+    return _Reader()
+
+
+class _Reader:
+    """Files by kind and path, the last used last."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[type, Path], Any] = {}
+        # Not kept for longer than files are open: what it was derived from may change.
+        self._derived: transforms.Kept = {}
+
+    def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
+        if out.shape != (stop - start, *column.row) or out.dtype != column.dtype:
+            what = f"{out.dtype} {out.shape} cannot take steps [{start}, {stop}) of {column.dtype} {column.row}"
+            raise ValueError(what)
+        if not 0 <= start <= stop <= column.steps:
+            raise IndexError(f"steps [{start}, {stop}) of {column.dataset}, which has {column.steps}")
+        if start == stop:
+            return
+        place = column.place
+        match place:
+            case Resized():
+                transforms.resize(self, column, place, out, start, stop)
+            case Cast():
+                transforms.cast(self, place, out, start, stop)
+            case Derived():
+                transforms.derive(self, self._derived, column, place, out, start, stop)
+            case _:
+                self._file(place).read_into(column, place, out, start, stop)
+
+    def close(self) -> None:
+        self._derived.clear()
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _file(self, place: Hdf5 | Parquet | Video | ZarrArray) -> Any:
+        key = type(place), place.path
+        file = self._files.pop(key, None)
+        if file is None:
+            file = _open(place)
+            while len(self._files) >= _OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+        self._files[key] = file
+        return file
+
+
+def _open(place: Hdf5 | Parquet | Video | ZarrArray) -> Any:
+    """The file that a column is in, open; the library for it is loaded only now."""
+    match place:
+        case Hdf5():
+            from pitools.dataset.formats import hdf5_reader
+
+            return hdf5_reader.File(place.path)
+        case ZarrArray():
+            from pitools.dataset.formats import zarr_reader
+
+            return zarr_reader.Store(place.path, published=place.published)
+        case Parquet():
+            with lerobot_tools():
+                from pitools.dataset.formats import parquet_reader
+            return parquet_reader.File(place.path)
+        case Video():
+            with lerobot_tools():
+                from pitools.dataset.formats import video_reader
+            return video_reader.File(place.path)
+
+
+@contextmanager
+def lerobot_tools() -> Iterator[None]:
+    """Around an import of what reads Parquet and video: raises ToolMissing where that is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'pitools-hpc[lerobot]'"
+        raise ToolMissing(f"{error.name} is not installed, which reads LeRobot datasets", hint=hint) from error

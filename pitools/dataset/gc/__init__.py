@@ -1,0 +1,1 @@
+"""Garbage collection: remove retired versions that nothing names."""

@@ -1,0 +1,60 @@
+"""Ingests that were begun, and that nobody went on with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from pitools.core.fs import below, remove_tree
+from pitools.store import version_state
+from pitools.store.publish import TEMPORARY
+
+_TOO_DEEP = (errno.ENAMETOOLONG,)  # for an ingest to be at work there
+# An ingest that is at work writes more often than this, whatever grace is given.
+IDLE_S = 600
+# As an ingest or a rebuild names its folder. Others may keep something in a folder of that name, too.
+_OURS = re.compile(r".+\.[0-9a-f]{32}(\.[0-9a-f]{8})?|rebuild\..+\.[0-9a-f]{8}")
+
+
+def collect(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Iterator[tuple[str, int]]:
+    """Remove what lies in `<root>/.tmp/` and was not written to for `grace_s` seconds, at least IDLE_S: name and bytes
+    of each."""
+    limit = moment.timestamp() - max(grace_s, IDLE_S)
+    for path in () if (root / TEMPORARY).is_symlink() else version_state.names(root / TEMPORARY):
+        size = _abandoned(path, limit) if _OURS.fullmatch(path.name) else None
+        if size is None:
+            continue
+        if not dry_run:
+            gone = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.gone"
+            try:
+                gone.parent.mkdir(exist_ok=True)
+                os.rename(path, gone)
+            except OSError:  # somebody else's, or just published
+                continue
+            remove_tree(gone)
+        yield path.name, size
+
+
+def _abandoned(path: Path, limit: float) -> int | None:
+    """Bytes below a folder; None where something in it was written to since `limit`, or it is no folder."""
+    size = 0
+    try:
+        if path.is_symlink() or not path.is_dir() or path.stat().st_mtime > limit:
+            return None
+        for entry in below(path, passed=_TOO_DEEP):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _TOO_DEEP:
+                    continue
+                raise
+            if found.st_mtime > limit:
+                return None
+            size += 0 if entry.is_dir(follow_symlinks=False) else found.st_size
+    except OSError:  # it is changing
+        return None
+    return size

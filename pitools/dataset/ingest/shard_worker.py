@@ -1,0 +1,179 @@
+"""What one worker does: a shard, from the recordings or the parent to its place in the store, or a digest."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from numpy.typing import NDArray
+
+from pitools.core.errors import DataError, Unreachable
+from pitools.core.fs import plain_file
+from pitools.dataset.formats.model import Changed
+from pitools.dataset.formats.readers import open_reader
+from pitools.dataset.ingest import assemble, shard_writer, statistics
+from pitools.dataset.ingest.journal import Entry, Journal
+from pitools.dataset.ingest.plan import Job, Plan, Range, Shard
+from pitools.dataset.ingest.staging_dir import Place
+from pitools.dataset.ingest.statistics import Partial
+from pitools.dataset.ingest.unreadable_episodes import PASSING, in_episode
+from pitools.store import digest
+from pitools.store.manifest import FileEntry
+from pitools.store.reader.version_reader import Arrays, repair
+
+BLOCK_BYTES = 4 << 20  # of steps that are read, encoded and described while the processor has them in its cache
+_READ_BYTES = 1 << 20
+CHANGED = "it changed while it was read"
+# What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
+
+
+class Maker:
+    """Does the jobs of a plan in a working folder, and writes down what is done."""
+
+    def __init__(self, plan: Plan, place: Place, run: str) -> None:
+        self._plan, self._place = plan, place
+        self._journal = Journal(place.journal, run)
+        self._block, self._encoded = shard_writer.Buffer(), shard_writer.Buffer()
+        self._reader = open_reader(plan.episodes[0])
+        self._parent = Arrays(plan.parent, verify=True) if plan.parent else None
+        self._kept = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._reader.close()
+        self._journal.close()
+
+    def __call__(self, job: tuple[Job, Entry | None]) -> tuple[Job, Entry]:
+        """Do a job, unless it is found to be done as the entry says. Raises DataError for what cannot be read, OSError
+        for what cannot be written."""
+        todo, known = job
+        if known and (isinstance(todo, Range) or self._stands(known)):
+            return todo, known
+        key = self._plan.key(todo)
+        if isinstance(todo, Range):
+            entry = self._hash(key, todo)
+        elif todo.number < self._plan.linked.get(todo.array, 0):
+            entry = self._link(key, todo)
+        else:
+            entry = self._make(key, todo)
+        self._journal.append(entry)
+        return todo, entry
+
+    def _stands(self, known: Entry) -> bool:
+        """Whether a shard that a journal names is there, with the bytes that were written."""
+        try:
+            path = self._place.store / known.key
+            return path.stat().st_size == known.bytes and digest.of_file(path) == (known.bytes, known.digest)
+        except OSError:
+            return False
+
+    def _make(self, key: str, job: Shard) -> Entry:
+        grid = self._plan.grids[job.array]
+        start, stop = self._plan.steps(job)
+        partials: list[Partial] = []
+        data = shard_writer.encode(self._blocks(job.array, start, stop, partials), grid, self._encoded)
+        text = self._place.put(key, lambda part: shard_writer.write(part, data, direct=True))
+        return Entry(key=key, bytes=len(data), digest=text, partial=self._fold(job.array, partials))
+
+    def _blocks(self, array: str, start: int, stop: int, partials: list[Partial]) -> Iterator[NDArray[Any]]:
+        """Steps [start, stop), a few chunks at a time in the same memory, and their statistics on the way."""
+        grid = self._plan.grids[array]
+        some = max(1, BLOCK_BYTES // (grid.chunk * grid.row_bytes)) * grid.chunk
+        for low in range(start, stop, some):
+            block = self._block.array((min(some, stop - low), *grid.shape[1:]), grid.dtype)
+            self._fill(array, block, low, low + len(block))
+            if statistics.has_statistics(grid.dtype):
+                partials.append(statistics.of_block(block, low))
+            yield block
+
+    def _fill(self, array: str, block: NDArray[Any], start: int, stop: int) -> None:
+        plan, first = self._plan, self._plan.offsets[0]
+        if self._parent and start < first:
+            end = min(first, stop)
+            self._parent.read_into(array, block[: end - start], start, end)
+            block, start = block[end - start :], end
+        for span in assemble.spans(array, plan.episodes, plan.offsets, start, stop):
+            at = span.at - start
+            try:
+                self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
+            except Changed:
+                raise
+            except DataError as error:
+                raise in_episode(error, span.episode) from error
+
+    def _fold(self, array: str, partials: list[Partial]) -> Partial | None:
+        return statistics.fold(partials, statistics.columns(self._plan.grids[array].shape[1:])) if partials else None
+
+    def _link(self, key: str, job: Shard) -> Entry:
+        assert self._parent is not None
+        source, kept = self._parent.path / key, self._kept[key]
+        if not source.is_file() or source.stat().st_size != kept.bytes:
+            what = f"{key} is missing, or has not {kept.bytes} bytes"
+            raise DataError(what, where=str(self._parent.path), hint="append to a version that is whole")
+        try:
+            self._place.put(key, lambda part: _link(source, part, kept))
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            self._copy(key, source)
+        partials: list[Partial] = []
+        if job.array not in self._plan.base:
+            for _ in self._blocks(job.array, *self._plan.steps(job), partials):
+                pass
+        return Entry(key=key, bytes=kept.bytes, digest=kept.digest, partial=self._fold(job.array, partials))
+
+    def _copy(self, key: str, source: Path) -> None:
+        size = self._kept[key].bytes
+        whole = self._encoded.view(size)[:size]
+        with source.open("rb", buffering=0) as file:
+            done = 0
+            while count := file.readinto(whole[done:]):
+                done += count
+        if self._place.put(key, lambda part: shard_writer.write(part, whole, direct=True)) != self._kept[key].digest:
+            raise _damaged(source, self._kept[key])
+
+    def _hash(self, key: str, job: Range) -> Entry:
+        source = self._plan.sources[job.file]
+        return hash_range(key, source.path, job.number, min(digest.RANGE, source.bytes - job.number * digest.RANGE))
+
+
+def _link(source: Path, part: Path, kept: FileEntry) -> str:
+    """Link a shard of the parent, which may be damaged since: it is read. Raises DataError, OSError."""
+    with contextlib.suppress(FileExistsError):  # no name but our own: NFS says so where an answer was lost
+        os.link(source, part)
+    with plain_file(part) as file:
+        if digest.of_descriptor(file.fileno(), like=kept.digest)[1] != kept.digest:
+            raise _damaged(source, kept)
+    return kept.digest
+
+
+def _damaged(source: Path, kept: FileEntry) -> DataError:
+    parent = source.parents[kept.path.count("/")]
+    what = f"{kept.path} is damaged: its content is not what the manifest says"
+    return DataError(what, where=str(parent), hint=repair(parent))
+
+
+def hash_range(key: str, path: Path, number: int, size: int) -> Entry:
+    """The digest of `size` bytes of a file, from its range `number` on. Raises DataError when they are not there,
+    Unreachable where the file system fails for now: what is done is then kept."""
+    state, at, end = xxhash.xxh3_128(), number * digest.RANGE, number * digest.RANGE + size
+    try:
+        with path.open("rb", buffering=0) as file, mmap.mmap(-1, _READ_BYTES) as memory, memoryview(memory) as view:
+            while at < end:
+                count = os.preadv(file.fileno(), [view[: min(_READ_BYTES, end - at)]], at)
+                if not count:
+                    raise DataError(CHANGED, where=str(path), hint="ingest it when it is complete")
+                state.update(view[:count])
+                at += count
+    except OSError as error:
+        if error.errno in PASSING:
+            raise Unreachable(f"cannot be read: {error.strerror}", where=str(path), hint="run this again") from error
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    return Entry(key=key, bytes=size, digest=state.hexdigest())

@@ -1,0 +1,1 @@
+"""Diagnosis: why an attempt ended. Reads files, returns a Cause, never asks Slurm."""

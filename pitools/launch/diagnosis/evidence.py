@@ -1,0 +1,255 @@
+"""Everything that was seen in an attempt, gathered from its files. Bounded in bytes, and safe for any content."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pitools.core.errors import PitError
+from pitools.core.record import Record, decode_json
+from pitools.launch.diagnosis import log_scan, log_timestamps
+from pitools.launch.diagnosis.bounded_read import head, shown, tail
+from pitools.launch.diagnosis.rank_exits import End
+from pitools.run import run_folder, steps
+from pitools.run.attempt_records import Evidence, FirstFailure, Hang, RankFailure, Signal, Start, first_failure
+from pitools.slurm.records import Accounting
+
+T = TypeVar("T", bound=Record)
+S = TypeVar("S", bound=msgspec.Struct)
+_FILES = 512  # rank files of a kind that are read
+_JSON = 1 << 20
+
+
+class _Job(msgspec.Struct, frozen=True):
+    signal: str = ""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """Of plan.json what counts here; a whole Plan would import all of planning."""
+
+    job: _Job = _Job()
+    nvme: str = ""
+
+
+class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
+    """What is known of one attempt.
+
+    exit_code, ended: from exit.json; None and "" without it. state: a local run's own word. restarted: whether Slurm
+    has begun this job anew since. last: whether no attempt began after this one. cancelled: when it was asked for with
+    `pit launch cancel`. notice_signal, notice_s: the warning before the time limit that was asked for. shared: where
+    runs are; nvme: what is below is a node's own, "" where that is not known. hosts: node of rank i. last_step: rank →
+    (step, when). progress: steps that are safe at its end. last_lines: rank, or None for the job itself → what its
+    output ends with.
+    """
+
+    attempt: str
+    start: Start | None = None
+    exit_code: int | None = None
+    ended: str = ""
+    state: str = ""
+    restarted: bool = False
+    last: bool = True
+    cancelled: str = ""
+    notice_signal: str = ""
+    notice_s: float = 0.0
+    shared: str = ""
+    nvme: str = ""
+    hosts: tuple[str, ...] = ()
+    first: FirstFailure | None = None
+    failures: tuple[RankFailure, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    hang: Hang | None = None
+    last_step: dict[int, tuple[int, str]] = {}
+    progress: int = 0
+    told: Accounting | None = None
+    last_lines: dict[int | None, str] = {}
+    ends: tuple[End, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+    def node_of(self, rank: int | None) -> str:
+        """The node of a rank, "" where it is not known."""
+        return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else ""
+
+
+def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, deep: bool = False) -> Seen:
+    """Everything that the attempt's files, and Slurm's accounting if given, say of it. deep: read more of the logs."""
+    start = _record(attempt / "start.json", Start)
+    ended = _record(attempt / "exit.json", run_folder.Attempt)
+    span = log_timestamps.span(start.started if start else "", ended.ended if ended else "")
+    hosts = _hosts(attempt)
+    failures = _failures(attempt / "failures")
+    later, restarted = _later(run_dir, attempt, start)
+    first = first_failure(attempt)
+    named = {failure.rank for failure in failures} | ({first.rank} if first else set())
+    hang, plan = _record(attempt / "hang.json", Hang), _plan(run_dir)
+    notice = _notice(plan.job.signal)
+    found = log_scan.look(run_dir, attempt, start, span, hosts, named | set(hang.behind if hang else ()), deep=deep)
+    return Seen(
+        attempt=attempt.name,
+        start=start,
+        exit_code=ended.exit_code if ended else None,
+        ended=ended.ended if ended else "",
+        state=ended.state if ended else "",
+        restarted=restarted,
+        last=later is None,
+        cancelled=_cancelled(run_dir, span),
+        notice_signal=notice[0],
+        notice_s=notice[1],
+        shared=str(run_dir.parent),
+        nvme=plan.nvme.partition("{")[0],
+        hosts=hosts,
+        first=first,
+        failures=failures,
+        signals=signals(attempt),
+        hang=hang,
+        last_step=_last_steps(attempt / "steps"),
+        progress=later.progress if later else progress(run_dir),
+        told=slurm if slurm and later is None and _is_of(slurm, start) else None,
+        last_lines=found.last_lines,
+        ends=found.ends,
+        evidence=(*found.evidence, *_beside(attempt)),
+    )
+
+
+def progress(run_dir: Path) -> int:
+    """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
+    from pitools.checkpoint.store import lookup
+
+    newest = 0
+    with contextlib.suppress(PitError, OSError):
+        newest = lookup.newest(run_dir / "checkpoints") or 0
+    own = head(run_dir / "progress", 64)
+    return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
+
+
+def _record(path: Path, kind: type[S]) -> S | None:
+    """A record, or None where there is none that can be read: half of one says nothing."""
+    text = head(path, _JSON)
+    with contextlib.suppress(msgspec.DecodeError):
+        return decode_json(text.text, kind) if text else None
+    return None
+
+
+def _hosts(attempt: Path) -> tuple[str, ...]:
+    text = head(attempt / "hostfile", _JSON)
+    return tuple(text.text.split()) if text else ()
+
+
+def _plan(run_dir: Path) -> _Plan:
+    text = head(run_dir / "plan.json", _JSON)
+    with contextlib.suppress(msgspec.DecodeError):
+        return decode_json(text.text, _Plan) if text else _Plan()
+    return _Plan()
+
+
+def _notice(asked: str) -> tuple[str, float]:
+    """The warning before the time limit, `B:USR2@90`, as (`SIGUSR2`, seconds); ("", 0) for none."""
+    name, _, seconds = asked.rpartition(":")[2].partition("@")
+    return (f"SIG{name.removeprefix('SIG')}", float(seconds) if seconds.isdecimal() else 60.0) if name else ("", 0.0)
+
+
+def _names(folder_: Path, suffix: str) -> list[Path]:
+    """The files of single ranks, oldest change first, and no more than are read."""
+    made = []
+    with contextlib.suppress(OSError), os.scandir(folder_) as entries:
+        for entry in entries:
+            if entry.name.endswith(suffix) and entry.name[: -len(suffix)].isdecimal():
+                with contextlib.suppress(OSError):
+                    made.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
+    return [path for _, path in sorted(made)[:_FILES]]
+
+
+def _failures(place: Path) -> tuple[RankFailure, ...]:
+    found = [_record(path, RankFailure) for path in _names(place, ".json")]
+    return tuple(sorted((one for one in found if one), key=lambda one: one.t))
+
+
+class _Silent(msgspec.Struct, frozen=True):
+    """Of `silent/<node>.json`, written when the ranks were ended."""
+
+    t: str
+    node: str
+    address: str
+    error: str
+
+
+class _Oom(msgspec.Struct, frozen=True):
+    """Of `oom/<rank>.json`: a rank that the kernel killed for want of memory."""
+
+    t: str
+    rank: int
+    node: str
+    what: str
+
+
+def _beside(attempt: Path) -> Iterator[Evidence]:
+    """What the job saw of its nodes after the ranks had ended."""
+    place = f"attempts/{attempt.name}"
+    for path in sorted((attempt / "silent").glob("*.json"))[:_FILES]:
+        if gone := _record(path, _Silent):
+            what = f"does not answer: {gone.error} ({gone.address})" if gone.address else gone.error
+            yield Evidence(t=gone.t, source=f"{place}/silent/{path.name}", what=shown(f"node {gone.node}: {what}"),
+                           kind="node", node=gone.node, rule="node-silent")  # fmt: skip
+    for path in _names(attempt / "oom", ".json"):
+        if oom := _record(path, _Oom):
+            # No time: it is found afterwards, and what it found was before the rank's end.
+            yield Evidence(t="", source=f"{place}/oom/{path.name}", what=shown(oom.what), kind="memory",
+                           rank=oom.rank, node=oom.node, rule="kernel-oom")  # fmt: skip
+
+
+def signals(attempt: Path) -> tuple[Signal, ...]:
+    """Return what the job was sent while an attempt ran, oldest first."""
+    return tuple(_lines(attempt / "signals.jsonl", Signal, 65536, end=True))
+
+
+def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:
+    text = tail(path, most) if end else head(path, most)
+    found = []
+    for line in text.text.splitlines() if text else ():
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(decode_json(line, kind))
+    return found
+
+
+def _last_steps(place: Path) -> dict[int, tuple[int, str]]:
+    found = {}
+    for path in _names(place, ".jsonl"):
+        if made := _lines(path, steps.Step, 2048, end=True):
+            found[int(path.stem)] = (made[-1].step, made[-1].t)
+    return found
+
+
+def _cancelled(run_dir: Path, span: log_timestamps.Span) -> str:
+    """When a person asked for the end of this run, if that was while this attempt ran."""
+    for event in _lines(run_dir / "events.jsonl", run_folder.Event, 1 << 18, end=True):
+        if event.event == "cancel" and log_timestamps.parse(event.t) in span:
+            return event.t
+    return ""
+
+
+def _later(run_dir: Path, attempt: Path, start: Start | None) -> tuple[Start | None, bool]:
+    """The start of the attempt that came next, and whether it was Slurm that began this one's job anew."""
+    order = run_folder.attempts(run_dir)
+    names = [path.name for path in order]
+    if attempt.name not in names:
+        return None, False
+    for path in order[names.index(attempt.name) + 1 :]:
+        if begun := _record(path / "start.json", Start):
+            again = start is not None and begun.job_id == start.job_id and begun.restart > start.restart
+            return begun, again
+    return None, False
+
+
+def _is_of(told: Accounting, start: Start | None) -> bool:
+    """Whether accounting's row is of the job and the restart that this attempt was part of."""
+    if start is None:
+        return True
+    before = log_timestamps.seconds_between(start.started, told.end)
+    after = log_timestamps.seconds_between(told.start, start.started)
+    return (before is None or before > -log_timestamps.TOLERANCE_S) and (after is None or after > -60)

@@ -1,0 +1,97 @@
+"""When something was said: the times that log lines carry, in the many ways that programs write them.
+
+A time is believed only inside the attempt's own span: a date that a program merely prints is no clock. Nodes' clocks
+differ a little, and so do the zones in which they write: a time without a zone is the reader's, or UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from pitools.core import timestamps
+
+TOLERANCE_S = 3.0  # clocks that are kept by NTP differ by less; so does what one node sees of another's end
+_LOOSE = timedelta(minutes=2)
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_GLOG = re.compile(r"(?:^|[\s\]:\[])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+_EPOCH = re.compile(r"(?:^|[\s\]:\[])[IWEF]0000 00:00:(\d{9,11})\.(\d{1,9})")  # absl before its flags are parsed
+_SYSLOG = re.compile(r"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)?(?: (\d{4}))?\b")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+class Span(NamedTuple):
+    """From the start of an attempt to its end; None where that is not known."""
+
+    first: datetime | None
+    last: datetime | None
+
+    def __contains__(self, moment: object) -> bool:
+        if not isinstance(moment, datetime):
+            return False
+        after = self.first is None or moment >= self.first - _LOOSE
+        return after and (self.last is None or moment <= self.last + _LOOSE)
+
+
+def parse(text: str) -> datetime | None:
+    """The moment that a record's text stands for; None for "" and for what is none."""
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def span(started: str, ended: str) -> Span:
+    """The span between two records' texts, of which either may be ""."""
+    return Span(parse(started), parse(ended))
+
+
+def of_line(line: str, within: Span) -> str:
+    """The time that a log line carries near its beginning, as RFC 3339 UTC text; "" for none that can be true."""
+    head = line[:240]
+    try:
+        for moment in _read(head, within):
+            if moment in within:
+                return timestamps.text(moment)
+    except (ValueError, OverflowError, OSError):  # 2026-13-45 and the like
+        pass
+    return ""
+
+
+def of_file(seconds: float, within: Span) -> str:
+    """A file's time of change as text; "" where it lies outside the attempt, as after a copy."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return timestamps.text(moment) if moment in within else ""
+
+
+def seconds_between(earlier: str, later: str) -> float | None:
+    """Seconds from one record's text to another's; None where either is not known."""
+    first, last = parse(earlier), parse(later)
+    return (last - first).total_seconds() if first and last else None
+
+
+def _read(head: str, within: Span) -> list[datetime]:
+    """The moments that the text may stand for, the likeliest first."""
+    if found := _EPOCH.search(head):
+        return [datetime.fromtimestamp(float(f"{found[1]}.{found[2]}"), UTC)]
+    if found := _ISO.search(head):
+        fraction = (found[3] or "0")[:6].ljust(6, "0")
+        zone = (found[4] or "").replace("Z", "+00:00")
+        moment = datetime.fromisoformat(f"{found[1]}T{found[2]}.{fraction}{zone}")
+        return [moment] if moment.tzinfo else _zoned(moment)
+    year = (within.last or within.first or datetime.now(UTC)).year
+    if found := _GLOG.search(head):
+        month, day, hour, minute, second = map(int, found.groups()[:5])
+        fraction = int(found[6][:6].ljust(6, "0"))
+        return _zoned(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (zoned right here)
+    if (found := _SYSLOG.search(head)) and found[1] in _MONTHS:
+        day, hour, minute, second = map(int, found.groups()[1:5])
+        month = _MONTHS.index(found[1]) + 1
+        return _zoned(datetime(int(found[6] or year), month, day, hour, minute, second))  # noqa: DTZ001
+    return []
+
+
+def _zoned(naive: datetime) -> list[datetime]:
+    return [naive.astimezone(), naive.replace(tzinfo=UTC)]

@@ -1,0 +1,98 @@
+"""Python tracebacks in a rank's output, and what an exception is: the user's own, or something that happened to it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pitools.launch.diagnosis import patterns
+
+_START = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^(?:\[?(?:rank|Rank)?\s?\d+\]?: ?|\d+: )")  # torch's `[rank0]: `, srun's `0: `
+_LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?:: (?P<message>.*))?$")
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"\n]{0,1000})", line (?P<line>\d+)')
+_RAISE = re.compile(r"(?:^|[:;]\s*)(?:raise|assert)\b")
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/pitools/")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+class Raised(NamedTuple):
+    """An uncaught exception. at: characters into the text; first: the one at the beginning of its chain."""
+
+    error: str
+    message: str
+    trace: str
+    at: int
+    own_raise: bool
+
+
+def last(text: str) -> list[Raised]:
+    """The chain of the last traceback in a rank's output, the first exception first; [] where there is none."""
+    start = text.rfind(_START)
+    if start < 0:
+        return []
+    chain = [start]
+    while len(chain) < 8:  # what it was raised while handling, or from, stands before it
+        before = text.rfind(_START, 0, chain[0])
+        if before < 0 or not any(mark in text[before : chain[0]][-400:] for mark in _CHAIN):
+            break
+        chain.insert(0, before)
+    ends = [*chain[1:], min(len(text), start + 65536)]
+    found = [_one(text[begin:end], begin) for begin, end in zip(chain, ends, strict=True)]
+    return [raised for raised in found if raised]
+
+
+def without(text: str) -> str:
+    """The text with its tracebacks blanked: a line of source that one shows is nothing that was said."""
+    out, inside = [], False
+    for line in text.split("\n"):
+        if _START in line:
+            inside = True
+        bare = _PREFIX.sub("", line[:200], count=1)
+        out.append("" if inside else line)
+        if inside and bare[:1].strip() and _START not in line:
+            inside = False
+    return "\n".join(out)
+
+
+def of_record(error: str, message: str, trace: str) -> list[Raised]:
+    """The same from a rank's last word."""
+    if chain := last(trace):
+        return chain
+    return [Raised(error, message, trace, 0, _own_raise(trace.splitlines()))] if error else []
+
+
+def kind_of(chain: list[Raised]) -> tuple[Raised, patterns.Raised | None]:
+    """The exception that says why, and its entry in the table: the first of the chain that is in it, else the last."""
+    for raised in chain:
+        if known := patterns.of_exception(raised.error, raised.message, own_raise=raised.own_raise):
+            return raised, known
+    return chain[-1], None
+
+
+def _one(block: str, at: int) -> Raised | None:
+    lines = [_PREFIX.sub("", line[:2000], count=1) for line in block[:65536].splitlines()]
+    inside = 1
+    while inside < len(lines) and (lines[inside].startswith((" ", "\t")) or not lines[inside].strip()):
+        inside += 1
+    if inside >= len(lines):
+        return None
+    end = _LAST.match(lines[inside])
+    if not end:
+        return None
+    message = (end["message"] or "").strip()
+    if not message and inside + 1 < len(lines):
+        message = lines[inside + 1].strip()
+    return Raised(end["type"], message, "\n".join(lines[: inside + 1]), at, _own_raise(lines[:inside]))
+
+
+def _own_raise(lines: list[str]) -> bool:
+    """Whether the innermost frame is the user's code, at a `raise` of its own or an `assert`."""
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return False
+    found = _FRAME.match(lines[frames[-1]])
+    if not found or any(part in found["file"] for part in _LIBRARY):
+        return False
+    source = [line.strip() for line in lines[frames[-1] + 1 :] if line.strip().strip("^~ ")]
+    return bool(source) and _RAISE.search(source[0]) is not None

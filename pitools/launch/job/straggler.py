@@ -1,0 +1,81 @@
+"""The straggler watch: a rank whose own work takes longer than the others', step after step.
+
+Ranks wait for each other in every step, so that the wall time of all is the slowest one's; what is a rank's own is the
+time for its input and its computation. Said once for each rank and attempt, in `<run>/events.jsonl`; nothing is ended.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from pitools.launch.job.hang_watch import read_steps
+from pitools.run import run_folder
+from pitools.run.steps import Step
+
+STEPS = 30
+FACTOR = 1.3
+_SHARE = 0.9  # of these steps that have to be so long: one that is short once is no less slow
+_LEAST_S = 0.005  # below this it is noise
+_TAIL = 12 << 10  # bytes: more than STEPS lines
+_EVERY_S, _EVERY_RANK_S = 15.0, 0.1  # a thousand ranks are looked at every two minutes
+
+
+class Stragglers:
+    """Looks at the ends of all step logs of one attempt now and then, and says what is new."""
+
+    def __init__(self, run_dir: Path, attempt: Path) -> None:
+        self._run_dir, self._attempt = run_dir, attempt
+        self._said: set[int] = set()
+        self._due = time.monotonic() + _EVERY_S
+
+    def look(self) -> None:
+        """Note what ranks have become slow, if it is time to look."""
+        if time.monotonic() < self._due:
+            return
+        logs = list((self._attempt / "steps").glob("*.jsonl"))
+        self._due = time.monotonic() + max(_EVERY_S, len(logs) * _EVERY_RANK_S)
+        self.note({int(path.stem): _end(path) for path in logs if path.stem.isdecimal()})
+
+    def note(self, steps: dict[int, list[Step]]) -> None:
+        """Write an event for each rank that is slow and was not said to be."""
+        for rank, times in slow(steps).items():
+            if rank not in self._said:
+                self._said.add(rank)
+                run_folder.note(
+                    self._run_dir, "straggler", attempt=self._attempt.name, rank=rank, node=self._node(rank),
+                    step=steps[rank][-1].step, own_s=round(times[0], 4), others_s=round(times[1], 4),
+                )  # fmt: skip
+
+    def _node(self, rank: int) -> str:
+        try:
+            return (self._attempt / "hostfile").read_text().split()[rank]
+        except (OSError, IndexError):
+            return ""
+
+
+def slow(steps: dict[int, list[Step]]) -> dict[int, tuple[float, float]]:
+    """Rank → (median of its own time, median of the others') in seconds, of ranks slow over their last steps."""
+    own = {rank: [one.input_s + one.compute_s for one in log[-STEPS:]] for rank, log in steps.items()}
+    own = {rank: times for rank, times in own.items() if len(times) == STEPS}
+    medians = {rank: statistics.median(times) for rank, times in own.items()}
+    if len(own) < 2:
+        return {}
+    found = {}
+    middle = statistics.median(medians.values())
+    for rank, times in own.items():
+        if medians[rank] <= middle:
+            continue
+        others = statistics.median(value for other, value in medians.items() if other != rank)
+        limit = max(FACTOR * others, others + _LEAST_S)
+        if sum(one > limit for one in times) >= _SHARE * STEPS:
+            found[rank] = (medians[rank], others)
+    return found
+
+
+def _end(path: Path) -> list[Step]:
+    try:
+        return read_steps(path, max(0, path.stat().st_size - _TAIL), whole=False)[0]
+    except OSError:
+        return []

@@ -1,0 +1,1 @@
+"""Monitoring: what a run is now, for people."""

@@ -1,0 +1,1 @@
+"""Move: continue a run at another site."""

@@ -1,0 +1,1 @@
+"""Provenance: what a run is made from, recorded before it is submitted."""

@@ -1,0 +1,93 @@
+"""What no copy of a workdir gets: secrets by well-known names, what git ignores, and what `.pitignore` names."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pathspec import GitIgnoreSpec
+
+from pitools.core.errors import ConfigError
+from pitools.core.fs import plain_file
+
+PITIGNORE, GITIGNORE = ".pitignore", ".gitignore"
+Reason = Literal["", "secret", "ignored"]
+_KEY_BYTES = 64 << 10  # no private key is larger
+_SECRETS = GitIgnoreSpec.from_lines([
+    ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist", ".envrc", ".netrc", "_netrc",
+    ".netrc~", ".pgpass", ".my.cnf", ".npmrc", ".pypirc", ".git-credentials", ".vault-token", ".htpasswd", ".s3cfg",
+    ".boto", ".dockercfg", ".databrickscfg", ".passwd-s3fs", "rclone.conf", "kubeconfig", ".hf_token",
+    ".bash_history", ".zsh_history", ".python_history", ".env~", ".aws/", ".azure/",
+    ".gnupg/", ".huggingface/", ".kaggle/", ".kube/", ".oci/", ".ssh/", ".config/gcloud/",
+    ".cache/huggingface/token", ".docker/config.json", ".streamlit/secrets.toml",
+    "application_default_credentials.json", "client_secret*.json", "credentials.json", "service-account*.json",
+    "service_account*.json", "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "*.jks",
+    "*.kdbx", "*.keystore", "*.p12", "*.pfx", "*.ppk", "prod.env", "production.env", "secrets.env", "secrets.json",
+    "secrets.toml", "secrets.yaml", "secrets.yml", "token.txt", "hf_token", "hf_token.txt", "wandb_key",
+    "wandb_key.txt", "*.tfstate", "*.tfstate.*",
+])  # fmt: skip
+
+
+def is_secret(path: Path, name: str) -> bool:
+    """Return whether a path holds a secret: by its name, given from the top of its tree, or as a PEM private key."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # removed, as a change that git shows may be: its name alone tells
+        mode = stat.S_IFREG
+    # Names are compared without case: so are they on the file systems that some workdirs come from.
+    shown = f"{name}/".lower() if stat.S_ISDIR(mode) else name.lower()
+    return bool(_SECRETS.check_file(shown).include) or (stat.S_ISREG(mode) and _is_private_key(path))
+
+
+class Exclusions:
+    """Decide what of one workdir is left out of a copy. A later rule of `.pitignore` overrides an earlier one, and git.
+
+    Args:
+        root: the workdir; its `.pitignore` is read, in gitignore's syntax.
+        ignored: paths below `root` that git ignores, folders whole; None where git gave no answer: then the
+            `.gitignore` at the top of `root` is read instead.
+
+    Raises ConfigError for a `.pitignore` that cannot be read.
+    """
+
+    def __init__(self, root: Path, ignored: Iterable[str] | None) -> None:
+        self._root = root
+        self._ignored = frozenset(ignored or ())
+        names = (PITIGNORE,) if ignored is not None else (GITIGNORE, PITIGNORE)
+        self._rules = GitIgnoreSpec.from_lines(line for name in names for line in _lines(root / name))
+
+    def reason(self, path: Path) -> Reason:
+        """Return why a path below the root is left out, "" where it is not. Its parents are not looked at."""
+        name = str(path.relative_to(self._root))
+        if is_secret(path, name):
+            return "secret"
+        is_folder = path.is_dir() and not path.is_symlink()
+        ruled = self._rules.check_file(f"{name}/" if is_folder else name).include
+        return "ignored" if (name in self._ignored if ruled is None else ruled) else ""
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a rules file; none where there is no such file."""
+    try:
+        with plain_file(path) as file:
+            return os.fsdecode(file.read()).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="make it a readable file"
+        ) from error
+
+
+def _is_private_key(path: Path) -> bool:
+    try:
+        with plain_file(path) as file:
+            if os.fstat(file.fileno()).st_size > _KEY_BYTES:
+                return False
+            first = file.readline(128)
+    except OSError:  # whoever copies it reports that it cannot be read
+        return False
+    return first.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in first

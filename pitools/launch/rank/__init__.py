@@ -1,0 +1,1 @@
+"""Rank: what runs as every rank of a job."""

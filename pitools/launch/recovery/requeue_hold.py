@@ -1,0 +1,66 @@
+"""A job that Slurm put back in the queue after a node's failure, and holds there: the run need not wait for it.
+
+Slurm starts a job that it has requeued no sooner than its credentials expire, which by default is two minutes later;
+and where the node answers again by then, it starts it there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pitools.launch.recovery import apply_decision
+from pitools.run import run_folder
+from pitools.run.attempt_records import Start
+from pitools.site.connect import client
+from pitools.site.schema import Site
+from pitools.slurm.records import Accounting
+from pitools.slurm.states import PendingReason, pending_reason
+
+
+def may_be(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
+    """Whether a job that waits has run before, and was not yet seen waiting for its turn. Asks nobody."""
+    last = _last(run_dir, ref)
+    return last is not None and site.recover.chain == "fresh" and not _mark(run_dir, ref, last).exists()
+
+
+def told(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Accounting | None:
+    """How the job's last start ended, where a node had failed and Slurm holds the job back since; else None.
+
+    Raises what asking Slurm raises.
+    """
+    last = _last(run_dir, ref)
+    if last is None or not may_be(run_dir, ref, site):
+        return None
+    found = [one for one in client(site).job(ref.job_id) if one.raw_id == ref.job_id]
+    if not found or found[0].state != "PENDING" or (found[0].restarts or 0) <= last.restart:
+        return None
+    reason = pending_reason(found[0].reason)
+    if reason is not PendingReason.BEGIN_TIME:
+        if reason is not PendingReason.NONE:  # it has its place in the queue: that is not given away
+            leave_it(run_dir, ref)
+        return None
+    # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.
+    ended = [one for one in client(site).accounting([ref.job_id])
+             if one.raw_id == ref.job_id and one.end[:19] >= last.started[:19]]  # fmt: skip
+    if ended and ended[-1].state == "NODE_FAIL":
+        return ended[-1]
+    if ended:
+        leave_it(run_dir, ref)
+    return None
+
+
+def leave_it(run_dir: Path, ref: run_folder.JobRef) -> None:
+    """Ask no more of a job that waits: it begins when Slurm lets it."""
+    if last := _last(run_dir, ref):
+        _mark(run_dir, ref, last).touch(0o644)
+
+
+def _last(run_dir: Path, ref: run_folder.JobRef) -> Start | None:
+    """The start of the run's newest attempt, if this job made it."""
+    last = run_folder.last_attempt(run_dir)
+    start = apply_decision.read(last / "start.json", Start) if last else None
+    return start if start and start.job_id == ref.job_id else None
+
+
+def _mark(run_dir: Path, ref: run_folder.JobRef, last: Start) -> Path:
+    return run_dir / f".waits.{ref.job_id}.{last.attempt}"

@@ -1,0 +1,1 @@
+"""Submission: a run's folder and its jobs."""

@@ -1,0 +1,1 @@
+"""Tickets: jobs of one name, submitted once, for `pit place`."""

@@ -1,0 +1,71 @@
+"""Where things are on the far side: its paths, with its user's name in them."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from pitools.core.errors import ConfigError
+from pitools.site import remote_files
+from pitools.site.connect import client
+from pitools.site.schema import Site
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,150}")
+_users: dict[tuple[str, str], str] = {}
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
+
+
+def runs(site: Site) -> str:
+    """The folder of runs, as the site's nodes see it. Raises ConfigError."""
+    return _path(site, "runs", site.paths.runs)
+
+
+def run_dir(site: Site, name: str) -> str:
+    """The folder of a ticket. Raises ConfigError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be the name of a run", hint="letters, digits, - _ and .; at most 151")
+    return f"{runs(site)}/{name}"
+
+
+def data(site: Site) -> str:
+    """The folder of datasets; "" where the nodes read them where they are here. Raises ConfigError."""
+    if not site.paths.data and site.reach.kind == "local":
+        return ""
+    return _path(site, "data", site.paths.data)
+
+
+def python(site: Site) -> str:
+    """The interpreter there. Raises ConfigError where the site file names none."""
+    if not site.paths.python and site.reach.kind == "local":
+        return sys.executable
+    return _path(site, "python", site.paths.python)
+
+
+def require(site: Site) -> None:
+    """Raise ConfigError where the site file does not name the paths that every run there needs. Asks nobody."""
+    for key, text in (("runs", site.paths.runs), ("python", site.paths.python)):
+        _absolute(site, key, text)
+
+
+def user(site: Site) -> str:
+    """Whom commands run as there; asked once. Raises Unreachable."""
+    key = (site.reach.host, site.slurm.conf)
+    if key not in _users:
+        found = client(site).user()
+        if not _USER.fullmatch(found):
+            raise ConfigError(f"{found!r} is not a user's name", where=f"id -un on {site.reach.host}")
+        _users[key] = found
+    return _users[key]
+
+
+def _path(site: Site, key: str, text: str) -> str:
+    _absolute(site, key, text)
+    return remote_files.path(text.replace("{user}", user(site)) if "{user}" in text else text)
+
+
+def _absolute(site: Site, key: str, text: str) -> None:
+    if "{" in text.replace("{user}", "") or not text.startswith("/"):
+        raise ConfigError(
+            f'"{text}" is no path there (expected one in full; {{user}} is filled in)',
+            where=f"paths.{key} of site {site.name}", hint=f'{key} = "/shared/{{user}}/{key}" in its [paths]',
+        )  # fmt: skip

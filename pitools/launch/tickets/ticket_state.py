@@ -1,0 +1,89 @@
+"""What is known of a ticket, put together from what Slurm says and what the ticket's own folder does.
+
+Near and far sites differ in how both are read, and in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pitools.core.errors import PitError
+from pitools.launch.submission import grant
+from pitools.slurm.client import Client
+from pitools.slurm.records import Job
+from pitools.slurm.states import UNKNOWN, is_finished
+
+ABSENT = "ABSENT"
+FORGOTTEN = "FORGOTTEN"
+_SIGNALLED = 128
+
+
+class Seen(NamedTuple):
+    """What is known of a ticket. leave: its word, see leave.py. job: as squeue shows it, if it does.
+
+    state: Slurm's word; ABSENT: nobody knows it; UNKNOWN: it was queued, and Slurm cannot say what became of it;
+    FORGOTTEN: nor has Slurm's accounting, which answers, ever heard of its end.
+    """
+
+    state: str
+    job_id: str = ""
+    leave: str = ""
+    exit_code: int | None = None
+    job: Job | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Slurm will not run it any more, as far as Slurm knows."""
+        return is_finished(self.state)
+
+
+def by_name(jobs: Iterable[Job], words: Mapping[str, str]) -> dict[str, Job]:
+    """The job of each name; of several that a doubtful submission made, the one that has leave. words: name → leave."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        if job.name not in found or words.get(job.name) == grant.word(job.raw_id):
+            found[job.name] = job
+    return found
+
+
+def known(job: Job, word: str, exit_code: int | None) -> Seen:
+    """A ticket in slurmctld's list. exit_code: as its run wrote it down, if it did."""
+    # Its script says so itself; a slurmctld that was away at that moment may believe otherwise for minutes.
+    state = "COMPLETED" if exit_code == 0 else job.state
+    return Seen(state, job.raw_id, word, exit_code if is_finished(state) else None, job)
+
+
+def forgotten(job_id: str, word: str, exit_code: int | None) -> Seen:
+    """A ticket that slurmctld does not list. job_id: as its folder has it."""
+    state = UNKNOWN if job_id else ABSENT
+    if exit_code is not None and exit_code < _SIGNALLED:  # else who ended it, and to what end, Slurm would have to say
+        state = "FAILED" if exit_code else "COMPLETED"
+    return Seen(state, job_id, word, exit_code)
+
+
+def unnamed(word: str, exit_code: int | None) -> Seen:
+    """A ticket that slurmctld does not list and that was queued, under an id that cannot be read."""
+    seen = forgotten("", word, exit_code)
+    return seen._replace(state=UNKNOWN) if seen.state == ABSENT else seen
+
+
+def remembered(slurm: Client, told: Mapping[str, Seen]) -> dict[str, Seen]:
+    """What slurmctld has forgotten (name → seen), with the ends that its accounting remembers: at most one sacct."""
+    open_ids = {seen.job_id: name for name, seen in told.items() if not seen.is_over and seen.job_id}
+    found = dict(told)
+    if not open_ids:
+        return found
+    try:
+        kept = slurm.accounting(list(open_ids), attempts=False)
+    except PitError:  # no accounting: the folder has said what there is
+        return found
+    for name in open_ids.values():
+        found[name] = found[name]._replace(state=FORGOTTEN)
+    for job in kept:
+        name = open_ids.get(job.raw_id, "")
+        # What slurmctld has forgotten does not wait or run, whatever the database was told last; and the number may be
+        # another job's by now.
+        if name and job.name == name and is_finished(job.state):
+            found[name] = found[name]._replace(state=job.state, exit_code=job.exit_code)
+    return found

@@ -1,0 +1,1 @@
+"""Benchmark: what bounds a loader."""

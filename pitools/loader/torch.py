@@ -1,0 +1,191 @@
+"""A loader's batches as torch tensors: on the CPU views of its buffers, on a GPU copied from pinned ones meanwhile.
+
+For those who need processes of Python, because a transform holds the interpreter's lock: `StreamLoader` is torch's own
+DataLoader over a `BatchStream`; workers take turns, so that the order is the loader's for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from pitools.core.errors import ConfigError
+from pitools.loader.device_prefetch import OnDevice
+from pitools.loader.loader import Batch, Loader, NumpyBatch, State, Stateful, as_state
+
+TorchBatch: TypeAlias = Batch[Any]  # tensors on the device
+
+
+def torch_batches(loader: Loader, device: Any = "cpu") -> OnDevice[TorchBatch]:
+    """The loader's batches on a device, with keys in int64.
+
+    CPU: no copy is made; a batch is valid until the next one is asked for. CUDA: give a loader that has not begun, so
+    that its buffers are pinned. They are copied on a stream of their own, the next batch while this one is trained on.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        return OnDevice(loader, _tensors, lambda _: None, early=False)
+    if device.type != "cuda":
+        return OnDevice(loader, lambda batch: _moved(_tensors(batch), device, wait=True), lambda _: None, early=False)
+    loader.allocate = pinned
+    stream, done = torch.cuda.Stream(device), torch.cuda.Event()
+
+    def put(batch: NumpyBatch) -> TorchBatch:
+        with torch.cuda.stream(stream):
+            moved = _moved(_tensors(batch), device, wait=False)
+            done.record(stream)
+        return moved
+
+    def settle(batch: TorchBatch) -> None:
+        done.synchronize()  # begun a step ago, so there is seldom a wait; then the loader may fill its buffers again
+        for tensor in _every(batch):
+            tensor.record_stream(torch.cuda.current_stream(device))  # else its memory could be given away while in use
+
+    return OnDevice(loader, put, settle, early=True)
+
+
+def pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Page-locked memory, from which a GPU reads by itself."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return buffer.view(dtype).reshape(shape)
+
+
+class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    """The batches of a loader as a dataset of torch's, without end: each iterator goes on where the one before ended.
+
+    So a framework that makes an iterator an epoch trains on each batch once. With workers only a `StreamLoader` knows
+    how many batches were taken, and any other DataLoader's workers are refused.
+    """
+
+    def __init__(
+        self, make: Callable[[], Loader], *, transform: Callable[[TorchBatch], Any] | None = None,
+        state: State | Mapping[str, Any] | None = None, repeat: bool = False,
+    ) -> None:  # fmt: skip
+        """make: makes the Loader: a function of a module, or a `partial` of one, as workers are given it by pickle.
+        transform: done by the workers, on tensors of their own. state: where to go on. repeat: each iterator begins
+        there again, as validation wants it. Raises ConfigError.
+        """
+        _require_function(make)
+        self._make, self._transform, self._repeat = make, transform, repeat
+        self._start = None if state is None else as_state(state)
+        # Batches given since `_start`; and whether this is the copy of a worker whose DataLoader counts them.
+        self.taken, self.counted = 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is not None and not (self.counted or self._repeat):
+            # In one line: of a worker's error torch passes no more on.
+            what = (
+                "a DataLoader with workers does not count the batches that are taken, so that each iterator would give"
+            )
+            what += " the same (expected pitools.loader.torch.StreamLoader, or num_workers=0)"
+            raise ConfigError(what, where="BatchStream")
+        begin = 0 if self._repeat else self.taken
+        loader = self._loader(begin)
+        if worker is not None:
+            loader.only(worker.id, worker.num_workers)
+        try:
+            for number, batch in enumerate(loader, begin + 1):
+                if worker is None:
+                    self.taken = max(self.taken, number)
+                # A copy, since workers send what they yield some time later.
+                own = _changed(_tensors(batch), torch.clone)
+                yield self._transform(own) if self._transform else own
+        finally:
+            loader.close()
+
+    def state(self, batches: int | None = None) -> State:
+        """Return the state after so many batches since `state`, after those taken so far where none is said."""
+        return self._loader(self.taken if batches is None else batches).state()
+
+    def restart(self, state: State) -> None:
+        """Let the next iterator begin where `state` was taken. Raises ConfigError where it is another loader's."""
+        self._make().load_state(state)
+        self._start, self.taken = state, 0
+
+    def _loader(self, batches: int) -> Loader:
+        """A loader that goes on after so many batches since `state`."""
+        loader = self._make()
+        if self._start is not None:
+            loader.load_state(self._start)
+        loader.only(batches, 1)
+        return loader
+
+
+class StreamLoader(Stateful, DataLoader):  # type: ignore[misc]  # torch's classes are untyped to mypy
+    """torch's DataLoader over a `BatchStream`: each iterator, so each epoch, goes on where the one before ended.
+
+    Any number of workers, forked or spawned, gives the same batches in the same order. Each has threads of its own.
+    `state` is after the last batch that was given, however far ahead workers are; a framework may take one ahead of
+    training, as Lightning does without `limit_train_batches`.
+    """
+
+    def __init__(self, stream: BatchStream, **options: Any) -> None:
+        """options: of torch's DataLoader. Raises ConfigError for `persistent_workers`."""
+        if options.get("persistent_workers"):
+            what = "persistent_workers: not possible (expected False): workers learn where to go on when they start"
+            raise ConfigError(what, where="StreamLoader", hint="take longer epochs, or one iterator for all of them")
+        super().__init__(stream, batch_size=None, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        stream: BatchStream = self.dataset
+        begin = stream.taken
+        stream.counted = True
+        try:
+            batches = super().__iter__()  # starts the workers, each with a copy of the stream
+        finally:
+            stream.counted = False
+        for number, batch in enumerate(batches, begin + 1):
+            stream.taken = max(stream.taken, number)
+            yield batch
+
+    def state(self) -> State:
+        """What `load_state` goes on from: after the last batch that was given."""
+        return self.dataset.state()  # type: ignore[no-any-return]
+
+    def load_state(self, state: State) -> None:
+        """Let the next iterator begin where `state` was taken. Raises ConfigError where it is another loader's."""
+        self.dataset.restart(state)
+
+
+def _require_function(make: Any) -> None:
+    if not callable(make):
+        what = f"make: not a function (expected one that makes a Loader, got {type(make).__name__})"
+        hint = "BatchStream(partial(make_loader, path)), with make_loader in a module that workers can import"
+        raise ConfigError(what, where="BatchStream", hint=hint)
+
+
+def _tensors(batch: NumpyBatch) -> TorchBatch:
+    """Views of the batch's arrays."""
+    return _changed(batch._replace(keys=batch.keys.view(np.int64)), _view)  # torch does little with unsigned ones
+
+
+def _view(array: NDArray[Any]) -> Any:
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ConfigError(f"torch has no tensors of {array.dtype}", where="to_torch") from error
+
+
+def _moved(batch: TorchBatch, device: Any, *, wait: bool) -> TorchBatch:
+    return _changed(batch, lambda tensor: tensor.to(device, non_blocking=not wait))
+
+
+def _changed(batch: TorchBatch, change: Callable[[Any], Any]) -> TorchBatch:
+    parts = (batch.arrays, batch.inside, batch.aside)
+    arrays, inside, aside = ({name: change(tensor) for name, tensor in part.items()} for part in parts)
+    return batch._replace(
+        arrays=arrays, inside=inside, aside=aside, samples=change(batch.samples), keys=change(batch.keys)
+    )
+
+
+def _every(batch: TorchBatch) -> Iterator[Any]:
+    for part in (batch.arrays, batch.inside, batch.aside):
+        yield from part.values()
+    yield from (batch.samples, batch.keys)

@@ -1,0 +1,87 @@
+"""Questions to many sites at once, once (gather.py) or again and again, where one that is silent makes nobody wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.fs import os_error
+
+T = TypeVar("T")
+
+GRACE_S = 0.5  # whoever asks ends by itself at the deadline, and is then given so long to say so
+
+
+class Answer(NamedTuple, Generic[T]):
+    """What a site said when it was asked at `asked_s`, Unix time; or the error that it gave."""
+
+    asked_s: float
+    said: T | PitError
+
+
+def fault(site: str, error: Exception) -> PitError:
+    """What went wrong with one site, as an error of it; also what nobody thought of, with the place where it was."""
+    if isinstance(error, PitError):
+        return error
+    if isinstance(error, OSError):
+        return os_error(error, Path(str(error.filename or site)))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    return ClusterError(
+        f"this was not thought of: {what}", where=site, hint="please report it, with what the site printed"
+    )
+
+
+class Asking(Generic[T]):
+    """Asks sites at once, each in a thread of its own. One that is slower than others by `patience_s` is left to its
+    thread, and asked again once that has ended; its late answer counts in the round after. hint: for silent ones."""
+
+    patience_s = 2.0
+
+    def __init__(self, hint: str = "it is asked again and again") -> None:
+        self._hint = hint
+        self._changed = threading.Condition()
+        self._answers: dict[str, Answer[T]] = {}
+        self._asked: dict[str, float] = {}
+
+    def ask(self, questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, Answer[T]]:
+        """The answer to each question, by site and in their order; Unreachable for one that is still silent.
+
+        Each is called with the seconds that it has. What goes wrong with one is its answer, and nobody else's concern.
+        """
+        deadline = time.monotonic() + timeout_s
+        new = [name for name in questions if name not in self._asked and name not in self._answers]
+        for name in new:
+            self._asked[name] = time.time()
+            # Daemons: a file system that hangs must not keep the process from ending.
+            threading.Thread(
+                target=self._run, args=(name, questions[name], deadline), name=f"ask {name}", daemon=True
+            ).start()
+        with self._changed:
+            # A site that was silent before gets no more time than the others take.
+            while waiting := [name for name in new if name not in self._answers]:
+                some = deadline + GRACE_S - time.monotonic()
+                some = min(some, self.patience_s) if len(waiting) < len(new) else some
+                if some <= 0 or not self._changed.wait(some):
+                    break
+            return {name: self._answers.pop(name) if name in self._answers else self._late(name) for name in questions}
+
+    def _run(self, name: str, question: Callable[[float], T], deadline: float) -> None:
+        said: T | PitError
+        try:
+            said = question(max(0.0, deadline - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 - an answer can be wrong in ways that nobody thought of
+            said = fault(name, error)
+        with self._changed:
+            self._answers[name] = Answer(self._asked.pop(name), said)
+            self._changed.notify_all()
+
+    def _late(self, name: str) -> Answer[T]:
+        silent_s = time.time() - self._asked[name]
+        error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
+        return Answer(self._asked[name], error)

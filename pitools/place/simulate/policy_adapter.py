@@ -1,0 +1,91 @@
+"""What a policy sees of the simulated world: the same records as of the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pitools.place.policy.runtime_predictor import Known, Predictor
+from pitools.place.simulate.backfill import Backfill, Entry
+from pitools.place.simulate.model import Trace
+from pitools.place.simulate.workload import Workload
+from pitools.place.types import Job, Option, Place, Pool, Ticket, Withdraw
+
+Decide = Callable[[float, Sequence[Job], Mapping[str, Pool], Sequence[Ticket]], Sequence[Place | Withdraw]]
+
+
+class View:
+    """Jobs that wait, as records that are made once; pools and tickets, as they are now."""
+
+    def __init__(self, trace: Trace, work: Workload, predictor: Predictor | None) -> None:
+        self.trace, self.work, self.predictor = trace, work, predictor
+        self.described = work.scenario.pools
+        self.pool_index = {pool.pool: number for number, pool in enumerate(self.described)}
+        self.waiting: dict[str, tuple[int, Job]] = {}
+        self.placed_s: dict[tuple[int, int], float] = {}
+
+    def arrived(self, job: int, fits: Sequence[int]) -> None:
+        """A job is there to be placed."""
+        run_s = self.predictor.mean_s(self._known(job)) if self.predictor else self.work.limit_s[job]
+        options = tuple(
+            Option(
+                pool=self.described[pool].pool, units=self.work.units_on(job, pool),
+                run_s=run_s / self.work.speeds[pool], limit_s=self.work.limit_on(job, pool),
+            )
+            for pool in fits
+        )  # fmt: skip
+        job_id = self.trace.job_id[job]
+        made = Job(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
+        self.waiting[job_id] = job, made
+
+    def started(self, job: int) -> None:
+        """A job runs."""
+        self.waiting.pop(self.trace.job_id[job], None)
+
+    def ended(self, job: int) -> None:
+        """A job ran to its end: from now on its run time is known."""
+        if self.predictor:
+            self.predictor.ended(self._known(job), self.trace.run_s[job])
+
+    def placed(self, job: int, pool: int, now_s: float) -> None:
+        """A ticket is put into a queue."""
+        self.placed_s[pool, job] = now_s
+
+    def job_index(self, job_id: str) -> int:
+        """A waiting job's index in the trace."""
+        return self.waiting[job_id][0]
+
+    def jobs(self) -> list[Job]:
+        """Those that wait, in order of submission; one that failed is the last."""
+        return [job for _, job in self.waiting.values()]
+
+    def pools(self, now_s: float, sites: Sequence[Backfill], is_dark: Sequence[bool]) -> dict[str, Pool]:
+        """Each pool. In a closed window nothing is free before its end."""
+        found = {}
+        for pool, site, dark in zip(self.described, sites, is_dark, strict=True):
+            running, free = [(end_s, units) for end_s, _, units in site.running], site.free
+            opens_s = max((to_s for from_s, to_s in pool.closed if from_s <= now_s < to_s), default=now_s)
+            if opens_s > now_s and free:
+                running, free = sorted([*running, (opens_s, free)]), 0
+            found[pool.pool] = Pool(
+                pool=pool.pool,
+                units=pool.gpus,
+                free=free,
+                running=running,
+                tickets=pool.tickets,
+                is_dark=dark,
+                closed=[window for window in pool.closed if window[1] > now_s],
+            )
+        return found
+
+    def tickets(self, held: Sequence[Mapping[int, Entry]]) -> list[Ticket]:
+        """Those that wait, in order of placing."""
+        every = sorted((entry[1], pool, job) for pool, entries in enumerate(held) for job, entry in entries.items())
+        return [
+            Ticket(job_id=self.trace.job_id[job], pool=self.described[pool].pool, placed_s=self.placed_s[pool, job])
+            for _, pool, job in every
+        ]
+
+    def _known(self, job: int) -> Known:
+        trace = self.trace
+        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.guess[job]:g}" * (trace.guess[job] > 0)
+        return Known(limit_s=self.work.limit_s[job], units=trace.gpus[job], kind=kind)

@@ -1,0 +1,191 @@
+"""The source of bytes as the copy engine sees it in a fan-out: the other nodes where they have it, else the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pitools.core.errors import DataError
+from pitools.stage.fanout import assignment
+from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.fanout.peers import Connection, Peers, Slow
+from pitools.stage.fanout.server import RANGE
+from pitools.stage.fanout.shared_state import SOURCE, Board
+from pitools.stage.sources.base import Reader, Source, SourceFile
+from pitools.store.manifest import FileEntry
+
+_BLOCK = 1 << 20
+
+
+class PeerSource:
+    """A Source: this node's share of the files from `origin`, the rest from the nodes whose share they are."""
+
+    def __init__(
+        self, origin: Source, files: Sequence[FileEntry], version: str, group: Group, board: Board, patience: Patience,
+    ) -> None:  # fmt: skip
+        self.origin, self.files, self.version = origin, files, version
+        self.group, self.board, self.patience = group, board, patience
+        self.owners = assignment.owners(files, len(group))
+        self._index = {entry.path: index for index, entry in enumerate(files)}
+
+    @property
+    def label(self) -> str:
+        """The origin's: that is where the bytes came from, whoever passed them on."""
+        return self.origin.label
+
+    @property
+    def block(self) -> int:
+        """Bytes one read should ask for: of a socket, more than of a file system."""
+        return max(_BLOCK, self.origin.block)
+
+    def connect(self) -> PeerReader:
+        """One thread's hands on it; to be made after the fork."""
+        return PeerReader(self)
+
+    def index(self, path: str) -> int:
+        """A file's number. Raises DataError for a path that the manifest does not name."""
+        try:
+            return self._index[path]
+        except KeyError:
+            raise DataError("the manifest does not name this file", where=f"{self.label}/{path}") from None
+
+    def distrust(self, path: str) -> bool:
+        """A file that was read to its end is not what the manifest says: from now on it is read from the origin, and
+        the nodes that gave any of it are not asked again. False when nobody but the origin did: then it is the culprit.
+        """
+        index = self.index(path)
+        if self.board.source_only[index]:
+            return False  # a second time: what other nodes had given was thrown away the first time
+        givers = self.board.givers(index)
+        self.board.distrust(index, givers)
+        return bool(givers)
+
+
+class PeerReader:
+    """A Reader: one thread's connections."""
+
+    def __init__(self, source: PeerSource) -> None:
+        self.source = source
+        self.peers = Peers(source.group, source.version, source.board, source.patience)
+        self._origin: Reader | None = None
+
+    def open(self, path: str) -> PeerFile:
+        """A file of the manifest. Raises as the origin's `open` where the origin is needed."""
+        return PeerFile(self, self.source.index(path))
+
+    def origin(self) -> Reader:
+        """The origin's reader, made when it is first needed."""
+        if self._origin is None:
+            self._origin = self.source.origin.connect()
+        return self._origin
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self.peers.close()
+        if self._origin is not None:
+            self._origin.close()
+            self._origin = None
+
+
+class PeerFile:
+    """A SourceFile. Wherever a read fails on the way, it goes on at the same byte from somewhere else.
+
+    size: bytes, as the manifest says; an origin that says otherwise is refused.
+    """
+
+    def __init__(self, reader: PeerReader, index: int) -> None:
+        self._reader, self._index = reader, index
+        source = reader.source
+        self._entry, self._board = source.files[index], source.board
+        self.size = self._entry.bytes
+        self._chain = assignment.chain(index, source.owners[index], len(source.group))
+        self._node, self._passed = next(self._chain), False
+        self._connection: Connection | None = None
+        self._offset = 0  # of the file, at which the connection's next byte stands
+        self._origin: SourceFile | None = None
+        self._counts: dict[int, int] = {}
+        self._failed = (-1, -1)  # node and offset of the last failure
+        if self._is_mine():
+            self._origin = self._open_origin()
+
+    def read_into(self, view: memoryview, offset: int) -> int:
+        """Bytes put into `view`; 0 at the end. Waits for nodes that work on the file. Raises as the origin's."""
+        while self._origin is None:
+            if offset >= self._entry.bytes:
+                return 0
+            if count := self._from_node(view, offset):
+                return count
+        count = self._origin.read_into(view, offset)
+        self._count(SOURCE, count)
+        return count
+
+    def distrust(self) -> bool:
+        """What was read is not what the manifest says: read it again, from the origin. False where it came from there.
+
+        The nodes that gave any of it are not asked again, by any thread.
+        """
+        self._write_down()
+        return self._reader.source.distrust(self._entry.path)
+
+    def close(self) -> None:
+        """Write down what came from whom, and give the connection back."""
+        self._drop()
+        self._write_down()
+        if self._origin:
+            self._origin.close()
+            self._origin = None
+
+    def _is_mine(self) -> bool:
+        return self._node == self._reader.source.group.me or bool(self._board.source_only[self._index])
+
+    def _from_node(self, view: memoryview, offset: int) -> int:
+        """Bytes from the node whose turn it is; 0 when the next one's turn has come, or the origin's."""
+        if self._is_mine():
+            self._drop()
+            self._origin = self._open_origin()
+            return 0
+        if self._connection is None or self._offset != offset:
+            self._drop()
+            # To the end of the range that the engine may be at: one request, and the node sends while we hash.
+            end = min(self._entry.bytes, (offset // RANGE + 1) * RANGE)
+            get = self._reader.peers.get
+            self._connection = get(self._node, self._index, offset, end - offset, passed=self._passed)
+            self._offset = offset
+            if self._connection is None:
+                self._node, self._passed = next(self._chain), True
+                return 0
+        try:
+            count = self._connection.read_into(view)
+        except (OSError, Slow) as error:
+            self._drop()
+            if isinstance(error, Slow) or self._failed == (self._node, offset):
+                self._board.shun(self._node, self._reader.source.patience.shun_s)
+            self._failed = self._node, offset
+            return 0  # the same node once more, unless it is gone, or shunned now
+        self._offset += count
+        self._count(self._node, count)
+        if not self._connection.left:
+            self._drop()
+        return count
+
+    def _open_origin(self) -> SourceFile:
+        found = self._reader.origin().open(self._entry.path)
+        if found.size != self._entry.bytes:
+            found.close()
+            what = f"the manifest says {self._entry.bytes} bytes, the file has {found.size}"
+            where = f"{self._reader.source.label}/{self._entry.path}"
+            raise DataError(what, where=where, hint="it was changed or cut short: run `check` on the source")
+        return found
+
+    def _count(self, node: int, count: int) -> None:
+        self._board.arrive(count)
+        self._counts[node] = self._counts.get(node, 0) + count
+
+    def _write_down(self) -> None:
+        for node, count in self._counts.items():
+            self._board.note(self._index, node, count)
+        self._counts.clear()
+
+    def _drop(self) -> None:
+        if self._connection:
+            self._reader.peers.keep(self._connection)
+            self._connection = None

@@ -1,0 +1,256 @@
+"""The process that holds the leases of a job from its prolog to its epilog: no memory of ours outlives the kernel's.
+
+The prolog forks it. It gives up root for the job's user before it touches a root, whose folders are that user's own,
+and leases every set it finds there. It ends by the epilog's signal, and by itself when the job's steps are gone.
+    STATE/<cluster>.<node>.<job>    its pid; its flock on the file says that the pid is still its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import select
+import signal
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from pitools.core.errors import ClusterError, DataError, PitError
+from pitools.core.fs import os_error
+from pitools.stage.cache import lease
+from pitools.stage.cache.layout import OBJECTS
+
+MAX_SETS = 1000
+_SCAN_S, _LOOK_S = 30.0, 3600.0
+_END_S = 2.0
+_POLL_S = 0.02
+
+
+class Job(NamedTuple):
+    """A job on this node. end: Unix time, or infinity where Slurm does not tell it."""
+
+    id: int
+    uid: int
+    gid: int
+    user: str
+    node: str
+    cluster: str
+    end: float
+
+
+def hold(state: Path, job: Job, roots: Sequence[Path], *, hold_s: float, idle_s: float) -> list[str]:
+    """Start the holder of this job, in place of an earlier one; returns its warnings once it has its leases.
+
+    Raises ClusterError when the folder `state` cannot be used.
+    """
+    release(state, job)
+    lock = _claim(state / _name(job))
+    told, tells = os.pipe2(os.O_CLOEXEC)
+    if os.fork() == 0:
+        _hold(job, roots, lock, tells, state / _name(job), hold_s, idle_s)
+    os.close(tells)
+    os.close(lock)  # the holder's copy keeps the flock
+    with os.fdopen(told, encoding="utf-8", errors="replace") as answer:
+        return answer.read().splitlines()
+
+
+def release(state: Path, job: Job) -> None:
+    """End the holder of this job, if there is one, and wait until its leases are free. Raises ClusterError."""
+    _prepare(state)
+    for path in state.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            _end(path, kill=path.name == _name(job))
+
+
+def _name(job: Job) -> str:
+    return f"{job.cluster}.{job.node}.{job.id}"
+
+
+def _prepare(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = state.lstat()
+    except OSError as error:
+        raise os_error(error, state) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ClusterError("others may write here", where=str(state), hint=f"chmod 700 {state}, owned by root")
+
+
+def _claim(path: Path) -> int:
+    """The state file, new and locked by us. Opened for reading alone: a user's process will inherit it."""
+    while True:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # swept by another job's prolog before we had the lock
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)
+
+
+def _end(path: Path, *, kill: bool) -> None:
+    """Remove the file of a holder that has ended, by us if `kill`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL) if kill else ():
+            if _has_ended(descriptor):
+                break
+            with contextlib.suppress(ValueError, OSError), _pidfd(pid := int(os.pread(descriptor, 20, 0))) as holder:
+                if _has_open(pid, descriptor):
+                    signal.pidfd_send_signal(holder, number)
+            until = time.monotonic() + _END_S / 2
+            while not _has_ended(descriptor) and time.monotonic() < until:
+                time.sleep(_POLL_S)
+        # With the lock, and if it is still this file: a new holder may have begun.
+        if _has_ended(descriptor) and os.path.samestat(path.stat(), os.fstat(descriptor)):
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _has_open(pid: int, descriptor: int) -> bool:
+    """Whether the process has this file open: a lock may be that of another prolog, which only looks, and a pid new."""
+    ours = os.fstat(descriptor)
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.path.samestat(entry.stat(), ours):
+                return True
+    return False
+
+
+def _has_ended(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _hold(
+    job: Job, roots: Sequence[Path], lock: int, tells: int, path: Path, hold_s: float, idle_s: float
+) -> NoReturn:  # fmt: skip
+    """The holder's whole life."""
+    try:
+        os.setsid()  # slurmd kills what is left of a prolog's process group
+        path.write_text(str(os.getpid()))
+        _only_open(lock, tells)
+        _drop_root(job)
+        leases: list[int] = []  # held by being open
+        for root in roots:
+            leases += _lease_all(root, tells)
+        os.close(tells)
+        if leases:
+            watch(job, hold_s=hold_s, idle_s=idle_s)
+    except BaseException as error:  # noqa: BLE001 - this copy of the prolog must end here, whatever it is
+        with contextlib.suppress(OSError):
+            _tell(tells, f"nothing is leased: {error}")
+    finally:
+        os._exit(0)
+
+
+def _only_open(*kept: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _drop_root(job: Job) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.umask(0o077)
+    os.chdir("/")
+    if os.geteuid() != job.uid:
+        os.setgroups(os.getgrouplist(job.user, job.gid))
+        os.setresgid(job.gid, job.gid, job.gid)
+        os.setresuid(job.uid, job.uid, job.uid)
+
+
+def _lease_all(root: Path, tells: int) -> list[int]:
+    """Descriptors that hold a lease on every set at the root."""
+    held: list[int] = []
+    for path in _newest(root, tells):
+        try:
+            # Not a use: a job's start says nothing of which sets it will read.
+            held.append(lease.hold(path, use=False))
+        except DataError:
+            continue  # evicted before we had the lease
+        except (PitError, OSError) as error:
+            _tell(tells, f"not leased: {error}")
+            if isinstance(error, ClusterError):
+                break  # the root is refused, and the error names it
+    return held
+
+
+def _newest(root: Path, tells: int) -> list[Path]:
+    try:
+        paths = [path for path in (root / OBJECTS).iterdir() if not path.name.startswith(".")]
+    except FileNotFoundError:
+        return []  # nothing was ever staged there
+    except OSError as error:
+        _tell(tells, f"{root}: {error.strerror}: not leased")
+        return []
+    if len(paths) > MAX_SETS:
+        _tell(tells, f"{root}: {len(paths)} sets; the {MAX_SETS} used last are leased")
+        paths.sort(key=lambda path: -lease.last_used(root, path.name))
+    return paths[:MAX_SETS]
+
+
+def _tell(tells: int, text: str) -> None:
+    os.write(tells, f"{text}\n".encode(errors="replace"))
+
+
+def watch(job: Job, *, hold_s: float, idle_s: float) -> None:
+    """Return when the job is over: no slurmstepd of it for `idle_s` or after its end; after `hold_s` in any case.
+
+    Between two steps, and before the first one, there is none. While there is one nothing is polled.
+    """
+    began = seen = time.monotonic()
+    blind = not Path("/proc/1/stat").exists()  # hidepid: other users' processes cannot be seen
+    while (left := began + hold_s - time.monotonic()) > 0:
+        if step := _find_step(job):
+            with contextlib.suppress(ProcessLookupError), _pidfd(step) as descriptor:
+                poll = select.poll()
+                poll.register(descriptor, select.POLLIN)
+                poll.poll(min(left, _LOOK_S) * 1000)
+            seen = time.monotonic()
+            continue
+        idle_left = seen + idle_s - time.monotonic()
+        is_past = time.time() > job.end
+        if is_past or (idle_left <= 0 and not blind):
+            return
+        waits = [left, _SCAN_S, max(0.1, job.end - time.time())]
+        time.sleep(min(waits if blind else [*waits, idle_left]))
+
+
+def _find_step(job: Job) -> int:
+    """The pid of a slurmstepd of the job, or 0."""
+    title = re.compile(rb"slurmstepd: \[%d[.+]" % job.id)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and _read(name, "comm") == b"slurmstepd\n" and title.match(_read(name, "cmdline")):
+            return int(name)
+    return 0
+
+
+def _read(pid: str, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:  # it has just ended
+        return b""

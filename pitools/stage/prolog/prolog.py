@@ -1,0 +1,204 @@
+"""What `scripts/pit-prolog` runs as root before and after a job: check the staging disk, lease what the user staged.
+
+Nothing is copied, no Slurm command is called. A prolog that fails drains its node, so only a finding about the node's
+own disk is one (exit code FINDING); all else is a warning. The leases bridge the time from the job's start to its
+first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
+the one held here (both are LOCK_SH on `.leases/<version>`), which the job's end, or `hold`, ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pwd
+import re
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pitools.core import strict_toml, trust, units
+from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.stage.prolog import lease_holder
+from pitools.stage.prolog.lease_holder import Job
+
+FINDING = 100
+"""Exit code of a finding about the node. Not 1, which is also what Python says when it cannot start."""
+
+CONFIG = Path("/etc/pitools/prolog.toml")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?")
+# What a broken or lost disk answers. A full one, or one that has no unnamed files, is not broken.
+_BROKEN = {errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN}
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR}
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A staging root, with {user}, {node}, {job}. disk: the mount point it lies on; else the folder above them."""
+
+    path: str
+    disk: str = ""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`/etc/pitools/prolog.toml`. hold: leases end then, even of a running job. idle: so long without any step.
+
+    timeout_s and python are read by the script around this module. state: where holders of leases are written down.
+    """
+
+    roots: tuple[Root, ...] = ()
+    hold: str = "7d"
+    idle: str = "10m"
+    timeout_s: int = 5
+    python: str = ""
+    state: str = "/run/pitools"
+
+
+class Place(NamedTuple):
+    """A root of this job's user, and the disk it is on. mounted: the disk must be a mount point."""
+
+    root: Path
+    disk: Path
+    mounted: bool
+
+
+def main() -> int:
+    """The exit code: FINDING, or 0. What is to be said goes to stderr."""
+    try:
+        return run(os.environ)
+    except PitError as error:
+        _say(f"{error}; {error.hint}" if error.hint else str(error))
+    return 0
+
+
+def run(environment: Mapping[str, str]) -> int:
+    """Act as prolog or as epilog, as Slurm's variables say. Raises PitError for what is no finding about the node."""
+    context = environment.get("SLURM_SCRIPT_CONTEXT", "")
+    if context not in ("prolog_slurmd", "epilog_slurmd"):
+        what = f'SLURM_SCRIPT_CONTEXT is "{context}"'
+        raise ConfigError(what, hint="this is for Prolog= and Epilog= of slurm.conf, which run on the node")
+    config = load(environment)
+    job = _job(environment)
+    if context == "epilog_slurmd":
+        lease_holder.release(Path(config.state), job)
+        return 0
+    places = [place(root, job) for root in config.roots]
+    findings = [found for disk in dict.fromkeys((p.disk, p.mounted) for p in places) if (found := judge(*disk))]
+    if findings:
+        _say("; ".join(findings))
+        return FINDING
+    hold_s, idle_s = units.seconds(config.hold), units.seconds(config.idle)
+    roots = [place.root for place in places]
+    for warning in lease_holder.hold(Path(config.state), job, roots, hold_s=hold_s, idle_s=idle_s):
+        _say(warning)
+    return 0
+
+
+def load(environment: Mapping[str, str]) -> Config:
+    """The configuration: PIT_PROLOG_ROOTS (divided by `:`) over the file. Raises ConfigError."""
+    path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG)
+    roots = environment.get("PIT_PROLOG_ROOTS", "")
+    tables: dict[str, Any] = {}
+    if path.exists() or not roots:
+        if path.exists():
+            trust.check(path, "prolog configuration")
+        tables = strict_toml.read(path)
+    if roots:
+        tables["roots"] = [{"path": root} for root in roots.split(":") if root]
+    config = strict_toml.convert(tables, Config, str(path))
+    if not config.roots:
+        raise ConfigError("no staging root is named", where=str(path), hint='[[roots]] path = "/nvme/{user}/pit"')
+    return config
+
+
+def place(root: Root, job: Job) -> Place:
+    """The root with its placeholders filled in, and its disk. Raises ConfigError."""
+    values = {"user": job.user, "node": job.node, "job": str(job.id)}
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise ConfigError(
+                f'"{match.group(0)}" cannot be filled in', where=root.path, hint=nearest(match[1], values)
+            )
+        return values[match.group(1)]
+
+    path = Path(re.sub(r"\{(\w+)\}", value, root.path))
+    if not path.is_absolute() or ".." in path.parts:
+        raise ConfigError("a root is an absolute path without ..", where=root.path)
+    # What is above the first placeholder is the administrator's, and may not be missing; what is below, or the root
+    # itself where there is none, is made by whoever stages first.
+    above = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
+    return Place(path, Path(root.disk) if root.disk else above, mounted=bool(root.disk))
+
+
+def judge(disk: Path, mounted: bool) -> str:
+    """What is wrong with the disk itself, or "". It belongs to the administrator: no user can forge a finding."""
+    try:
+        if not stat.S_ISDIR(disk.stat().st_mode):
+            return f"{disk} is not a folder"
+        if mounted and not os.path.ismount(disk):
+            return f"{disk} is not mounted"
+        if os.statvfs(disk).f_flag & os.ST_RDONLY:
+            return f"{disk} is read-only"
+        _write_something(disk)
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return f"{disk} is not there"
+        if error.errno in _BROKEN:
+            return f"{disk} is broken: {error.strerror}"
+        _say(f"{disk}: {error.strerror}")
+    return ""
+
+
+def _write_something(disk: Path) -> None:
+    # Unsynced: a file system that lost its device refuses this too, and a busy disk may take seconds to sync.
+    try:
+        descriptor = os.open(disk, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EACCES, errno.EPERM):
+            return
+        raise
+    try:
+        os.write(descriptor, bytes(4096))
+    finally:
+        os.close(descriptor)
+
+
+def _job(environment: Mapping[str, str]) -> Job:
+    """The job, as slurmd tells of it. Raises ConfigError where it does not."""
+    try:
+        number, uid = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_JOB_UID"])
+        user, gid = environment.get("SLURM_JOB_USER", ""), environment.get("SLURM_JOB_GID", "")
+        if not user or not gid:  # older Slurms do not say
+            account = pwd.getpwuid(uid)
+            user, gid = user or account.pw_name, gid or str(account.pw_gid)
+        job = Job(
+            id=number, uid=uid, gid=int(gid), user=user, node=environment["SLURMD_NODENAME"],
+            cluster=environment.get("SLURM_CLUSTER_NAME") or "cluster",
+            end=_end(environment.get("SLURM_JOB_END_TIME", "")),
+        )  # fmt: skip
+    except KeyError as error:
+        raise ConfigError(f"unknown: {error.args[0]}", hint="nothing is leased") from error
+    except ValueError as error:
+        raise ConfigError(f"not a number among Slurm's variables: {error}", hint="nothing is leased") from error
+    # They become parts of paths.
+    for name in (job.user, job.node, job.cluster):
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of a user, node or cluster", hint="nothing is leased")
+    return job
+
+
+def _end(text: str) -> float:
+    """When the job ends at the latest, as newer Slurms say; infinity where it has no limit."""
+    return float(text) if text.isdecimal() and int(text) else math.inf
+
+
+def _say(text: str) -> None:
+    print(text if text.isprintable() else ascii(text), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Sources: where a dataset's bytes are read from."""

@@ -1,0 +1,1 @@
+"""Reader: steps of a version, read from its files."""

@@ -1,0 +1,93 @@
+"""List the published versions of a root, `<root>/<name>/<version>/manifest.json`, by their folders alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pitools.core import timestamps
+from pitools.core.errors import DataError
+from pitools.core.fs import plain_file
+from pitools.core.record import decode_json
+from pitools.store.manifest import FILE_NAME
+
+SCHEMA = "pit.zarr/1"  # attribute `schema` of a version's group
+_VERSION = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def is_name(name: str) -> bool:
+    """Return whether a dataset can be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_version(name: str) -> bool:
+    """Return whether a folder of this name can be a version, which is a digest."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def versions(root: Path, name: str | None = None) -> Iterator[Path]:
+    """Yield the folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
+
+    What cannot be read, or goes meanwhile, is passed over, and so are links that have another name, such as `latest`.
+    """
+    found = []
+    for home in _names(root) if name is None else [name]:
+        for folder in _names(root / home) if is_name(home) else ():
+            with contextlib.suppress(OSError):
+                path = root / home / folder
+                if _VERSION.fullmatch(folder) or not path.is_symlink():
+                    found.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
+    yield from (root / home / folder for home, _, folder in sorted(found))
+
+
+class _Group(msgspec.Struct):
+    """What is looked at of a group's `zarr.json`."""
+
+    attributes: dict[str, Any] = {}
+
+
+def lost_manifest(name: str, metadata: Callable[[], bytes], where: str) -> DataError | None:
+    """Return what is to be said of a store without a manifest that is a version which had one; None of any other.
+
+    name: of its folder. metadata: reads its `zarr.json`.
+    """
+    if not is_version(name):
+        return None
+    try:
+        schema = decode_json(metadata(), _Group).attributes.get("schema")
+    except (OSError, msgspec.DecodeError):
+        return None
+    if schema != SCHEMA:
+        return None
+    hint = "copy manifest.json back from another copy of this version, or ingest its recordings again"
+    return DataError("a version that has lost its manifest.json: nothing in it can be verified", where=where, hint=hint)
+
+
+def lost_manifest_of(folder: Path) -> DataError | None:
+    """`lost_manifest`, of a folder."""
+
+    def metadata() -> bytes:
+        with plain_file(folder / "zarr.json") as file:
+            return file.read()
+
+    return lost_manifest(folder.resolve().name, metadata, str(folder))
+
+
+def published(mtime_ns: int) -> str:
+    """Return when a version came to be here, from its manifest's time of last write."""
+    return timestamps.text(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError:
+        return []

@@ -1,0 +1,76 @@
+"""How an array of a store lies on disk, where it lies so that its steps can be read straight into a batch.
+
+    steps ──shard──▶ file ──inner chunk──▶ encoded bytes │ crc32c          one row is never split between chunks
+
+Arrays of any other form (transposed, big-endian, cut along other axes, of codecs not listed here) are zarr-python's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pitools.store.zarr.metadata import SHARDING, Array, Codecs, Sharding
+
+Codec = Literal["raw", "blosc", "zstd"]
+_CODECS: dict[tuple[str, ...], Codec] = {("bytes",): "raw", ("bytes", "blosc"): "blosc", ("bytes", "zstd"): "zstd"}
+_INDEX = (("bytes", "crc32c"), ("bytes",))
+
+
+class Layout(NamedTuple):
+    """An array of `shape` (steps, *row), `chunk` steps to an encoded chunk and `shard` steps to a file.
+
+    crc: each chunk ends in the CRC32C of its encoded bytes. sharding: None where a file is one chunk.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    chunk: int
+    shard: int
+    codec: Codec
+    crc: bool
+    sharding: Sharding | None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one step."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return self.chunk * self.row_bytes
+
+
+def layout(array: Array) -> Layout | None:
+    """The layout of an array, None where it is not of this form."""
+    if array.format != 3 or array.v2_keys or array.separator != "/" or not array.shape or not array.shape[0]:
+        return None
+    if array.chunk[1:] != array.shape[1:] or not all(array.shape):
+        return None
+    codecs, sharding = array.codecs, array.codecs.sharding
+    chunk = array.chunk[0]
+    if codecs.names == (SHARDING,) and sharding:
+        if sharding.axes != tuple(range(len(array.shape))) or math.prod(sharding.counts[1:]) != 1:
+            return None
+        if sharding.index_codecs not in _INDEX or sharding.inner.sharding:
+            return None
+        codecs, chunk = sharding.inner, chunk // sharding.counts[0]
+    else:
+        sharding = None
+    codec, crc = _codec(codecs)
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError:
+        return None
+    if codec is None or dtype.hasobject or codecs.big_endian or codecs.raw_bytes is None:
+        return None
+    return Layout(array.shape, dtype, chunk, array.chunk[0], codec, crc, sharding)
+
+
+def _codec(codecs: Codecs) -> tuple[Codec | None, bool]:
+    names = codecs.names
+    crc = names[-1:] == ("crc32c",)
+    return _CODECS.get(names[:-1] if crc else names), crc

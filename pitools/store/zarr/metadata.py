@@ -1,0 +1,268 @@
+"""What the metadata of a Zarr store (v2 or v3) says of its arrays.
+
+    array (steps, …) ──grid──▶ chunk (2, 0, 0) ──key──▶ images/c/2/0/0 ──codecs──▶ one file
+                                                                        └─ sharded: inner chunks and their index
+
+Nothing is decoded here and no library is asked: bytes of metadata in, records out, errors for what no reader could
+open. `store/zarr/chunk_keys.py` says which file is which chunk, `store/zarr/shard_index.py` judges the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from pitools.core.errors import DataError
+from pitools.store.zarr import dtypes
+
+V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
+METADATA = frozenset({V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED})
+SHARDING = "sharding_indexed"
+MAX_AXES = 64
+
+Shape = tuple[int, ...]
+Coordinate = tuple[int, ...]
+
+
+class Sharding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a shard is cut. axes: of the array, in the shard's order. counts: inner chunks along each of these.
+
+    index_at_start: else it is at the end of the shard. index_codecs: names; the index is (offset, bytes) as uint64,
+    perhaps big_endian, of each inner chunk, in C order. inner: codecs of an inner chunk.
+    """
+
+    axes: Shape
+    counts: Shape
+    index_at_start: bool
+    index_codecs: tuple[str, ...]
+    big_endian: bool
+    inner: Codecs
+
+
+class Codecs(msgspec.Struct, frozen=True, kw_only=True):
+    """How one chunk becomes bytes. names: in the order of encoding, v2's filters and compressor too.
+
+    raw_bytes: of the chunk's items, None where their size is not fixed; big_endian: the items. sharding: where it is
+    sharded.
+    """
+
+    names: tuple[str, ...]
+    raw_bytes: int | None
+    big_endian: bool = False
+    sharding: Sharding | None = None
+
+
+class Array(msgspec.Struct, frozen=True, kw_only=True):
+    """One array. path: in the store, "" for an array that is the store. chunk: shape of what one file holds, which is
+    a shard where it is sharded. dtype: NumPy's name where there is one. v2_keys: `0.0`, not `c/0/0`.
+    """
+
+    path: str
+    format: int
+    shape: Shape
+    chunk: Shape
+    dtype: str
+    codecs: Codecs
+    v2_keys: bool
+    separator: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in a manifest: its path, `.` for an array that is the store."""
+        return self.path or "."
+
+    @property
+    def grid(self) -> Shape:
+        """Number of chunks, which are files, along each axis."""
+        return tuple(-(-size // chunk) if size else 0 for size, chunk in zip(self.shape, self.chunk, strict=True))
+
+
+def read(paths: Iterable[str], get: Callable[[str], bytes]) -> dict[str, Array]:
+    """The arrays of a store by path, sorted. paths: of all its files. get: the bytes of a metadata file.
+
+    Where a node has metadata of both formats, v3's holds, as in zarr-python. Raises DataError, and what `get` raises.
+    """
+    nodes: dict[str, str] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name == V3 or (name == V2_ARRAY and nodes.get(folder) != V3):
+            nodes[folder] = name
+    found = {}
+    for folder in sorted(nodes):
+        where = f"{folder}/{nodes[folder]}".removeprefix("/")
+        array = parse(folder, get(where), where)
+        if array is not None:
+            found[folder] = array
+    for path in found:
+        if inside := next((group for group in above(path) if group in found), None):
+            raise DataError(f"an array inside the array {found[inside].name!r}", where=path)
+    return found
+
+
+def parse(path: str, data: bytes, where: str) -> Array | None:
+    """The array of these metadata, None where they are a group's. Raises DataError when they are neither."""
+    known = document(data, where)
+    try:
+        if known.get("zarr_format") == 3:
+            return None if known["node_type"] == "group" else _checked(_v3(path, known))
+        if known.get("zarr_format") == 2:
+            return _checked(_v2(path, known))
+        raise ValueError(f"zarr_format is {known.get('zarr_format')!r}, not 2 or 3")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise _unreadable(reason, where) from error
+
+
+def document(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in a metadata file, NaN allowed as zarr-python writes it. Raises DataError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(str(error), where) from error
+    if not isinstance(value, dict):
+        raise _unreadable("not a JSON object", where)
+    return value
+
+
+def consolidate(group: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The metadata of a v3 group with those of all nodes below it, by their paths from it, as zarr-python has them."""
+    # zarr-python finds a group's nodes only where they follow one another.
+    inside = {path: nodes[path] for path in sorted(nodes)}
+    return {**group, "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": inside}}
+
+
+def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any] | None:
+    """A group's metadata, whose file is `where`, without consolidated ones of paths but these; None if it has no other.
+
+    nodes: paths from the store's root.
+    """
+    folder, _, name = where.rpartition("/")
+    inside = document if name == V2_CONSOLIDATED else document.get("consolidated_metadata")
+    listed = inside.get("metadata") if isinstance(inside, Mapping) else None
+    if not isinstance(inside, Mapping) or not isinstance(listed, Mapping):
+        return None
+    folders = {key: key.rpartition("/")[0] if name == V2_CONSOLIDATED else key for key in listed}
+    kept = {key: listed[key] for key, path in folders.items() if f"{folder}/{path}".strip("/") in nodes}
+    if len(kept) == len(listed):
+        return None
+    inside = {**inside, "metadata": kept}
+    return inside if name == V2_CONSOLIDATED else {**document, "consolidated_metadata": inside}
+
+
+def _unreadable(reason: str, where: str) -> DataError:
+    return DataError(f"not Zarr metadata that can be read: {reason}", where=where, hint="is the store complete?")
+
+
+def above(path: str) -> Iterator[str]:
+    """The groups a node is in, innermost first; the root, "", last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _v3(path: str, known: dict[str, Any]) -> Array:
+    if known["node_type"] != "array":
+        raise ValueError(f"node_type is {known['node_type']!r}")
+    if known.get("storage_transformers"):
+        raise ValueError("it has storage transformers")
+    grid, settings = _named(known["chunk_grid"])
+    if grid != "regular":
+        raise ValueError(f"the chunk grid is {grid!r}, not regular")
+    chunk = _shape(settings["chunk_shape"])
+    encoding, options = _named(known["chunk_key_encoding"])
+    if encoding not in ("default", "v2"):
+        raise ValueError(f"the chunk key encoding is {encoding!r}")
+    dtype, itemsize = dtypes.of_v3(*_named(known["data_type"]))
+    return Array(
+        path=path, format=3, shape=_shape(known["shape"]), chunk=chunk, dtype=dtype,
+        codecs=_codecs(known["codecs"], chunk, itemsize),
+        v2_keys=encoding == "v2", separator=options.get("separator", "." if encoding == "v2" else "/"),
+    )  # fmt: skip
+
+
+def _v2(path: str, known: dict[str, Any]) -> Array:
+    chunk = _shape(known["chunks"])
+    dtype, itemsize = dtypes.of_v2(known["dtype"])
+    codecs = [*(known.get("filters") or ()), *([known["compressor"]] if known["compressor"] else ())]
+    # A v2 chunk begins as the plain bytes of its items, unless a filter such as vlen-utf8 makes them of objects.
+    listed = [{"name": "bytes", "configuration": {"endian": "big" if str(known["dtype"])[0] == ">" else "little"}}]
+    listed += [{"name": codec["id"], "configuration": codec} for codec in codecs]
+    return Array(
+        path=path, format=2, shape=_shape(known["shape"]), chunk=chunk, dtype=dtype,
+        codecs=_codecs(listed, chunk, itemsize), v2_keys=True, separator=known.get("dimension_separator") or ".",
+    )  # fmt: skip
+
+
+def _checked(array: Array) -> Array:
+    if len(array.shape) != len(array.chunk):
+        raise ValueError(f"a shape of {len(array.shape)} axes has chunks of {len(array.chunk)}")
+    if any(size and not chunk for size, chunk in zip(array.shape, array.chunk, strict=True)):
+        raise ValueError("a chunk of no items")
+    if array.separator not in (".", "/"):
+        raise ValueError(f"the separator of chunk keys is {array.separator!r}")
+    return array
+
+
+def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> Codecs:
+    """What is known of a chain of codecs for chunks of this shape."""
+    chain = [_named(codec) for codec in listed]
+    sharding, known, axes = None, True, tuple(range(len(shape)))
+    for name, settings in chain:
+        if name == "transpose" and isinstance(settings.get("order"), list):
+            axes = tuple(axes[axis] for axis in _shape(settings["order"]))
+        elif name == SHARDING and known:
+            sharding = _sharding(settings, shape, axes, itemsize)
+        else:
+            known = False  # another codec before it may change what there is to shard
+    raw_bytes = None if itemsize is None else math.prod(shape) * itemsize
+    names = tuple(name for name, _ in chain)
+    return Codecs(names=names, raw_bytes=raw_bytes, big_endian=_is_big(chain), sharding=sharding)
+
+
+def _is_big(chain: list[tuple[str, dict[str, Any]]]) -> bool:
+    return any(name == "bytes" and settings.get("endian") == "big" for name, settings in chain)
+
+
+def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: int | None) -> Sharding:
+    shape = tuple(shape[axis] for axis in axes)
+    inner = _shape(settings["chunk_shape"])
+    if len(inner) != len(shape) or any(not part or whole % part for whole, part in zip(shape, inner, strict=True)):
+        raise ValueError(f"a shard of {shape} cannot be cut into chunks of {inner}")
+    default = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    index = [_named(codec) for codec in settings.get("index_codecs", default)]
+    location = settings.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise ValueError(f"index_location is {location!r}")
+    return Sharding(
+        axes=axes,
+        counts=tuple(whole // part for whole, part in zip(shape, inner, strict=True)),
+        index_at_start=location == "start",
+        index_codecs=tuple(name for name, _ in index),
+        big_endian=_is_big(index),
+        inner=_codecs(settings["codecs"], inner, itemsize),
+    )
+
+
+def _named(value: Any) -> tuple[str, dict[str, Any]]:
+    """Name and configuration of a v3 extension, which may be its name alone."""
+    if isinstance(value, str):
+        return value, {}
+    name, settings = value["name"], value.get("configuration") or {}
+    if not isinstance(name, str) or not isinstance(settings, dict):
+        raise ValueError(f"{value!r} has no name")
+    if name == "numcodecs.crc32c" or (name == "crc32c" and settings.get("location", "end") != "end"):
+        # Only a checksum at the end is the one of the core specification.
+        return ("crc32c" if settings.get("location", "end") == "end" else "crc32c at start"), settings
+    return name.removeprefix("numcodecs."), settings
+
+
+def _shape(value: Any) -> Shape:
+    if not isinstance(value, list) or len(value) > MAX_AXES:
+        raise ValueError(f"{value!r} is not a shape")
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in value):
+        raise ValueError(f"{value!r} is not a shape")
+    return tuple(value)

@@ -1,0 +1,187 @@
+"""The rings of a picture: switches around the core, and outside of them every node as a coloured cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, cos, pi, sin, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from pitools.core.output import cell
+from pitools.topology.show.occupancy import STATES, LeafState, total
+from pitools.topology.show.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {"allocated": "#2f5fa7", "mixed": "#7fa8d9", "idle": "#a9dcb4", "drained": "#f0a63c", "down": "#cf3f45",
+           "unknown": "#d7dae0"}  # fmt: skip
+INK, FAINT = "#22303c", "#7b8794"
+
+_RING = "#e9edf2"
+_CORE, _RIM = 0.20, 1.0  # radii of the middle and of the whole
+_SWITCH, _THIN = 0.075, 0.03  # thickness of a ring of switches, with names and without
+_LETTER = 0.0023  # width of a letter of one point, in radii
+_MOST_NAMED, _MOST_NODES_NAMED = 160, 32  # leaves whose names stand around the rim; nodes named in their cells
+_MOST_ROWS = 16  # of nodes of a leaf, outwards
+
+
+class Wedge(NamedTuple):
+    """A part of a ring. angles: from and to, in turns, clockwise from the top; radii: inner and outer."""
+
+    start: float
+    stop: float
+    inner: float
+    outer: float
+
+
+def draw_rings(axes: Axes, leaves: Sequence[LeafState], of: Mapping[str, str]) -> None:
+    """The core, a ring for each level of switches, and the nodes of each leaf outside of it."""
+    axes.set_xlim(-1.1, 1.1)
+    axes.set_ylim(-1.1, 1.1)
+    deepest = max(len(leaf.path) for leaf in leaves)
+    rows = _rows([len(leaf.nodes) for leaf in leaves])
+    angles = _angles(leaves, rows)
+    has_core = len({leaf.path[0] for leaf in leaves}) == 1 and deepest > 1  # one root is the middle itself
+    inner = _CORE + 0.02
+    for depth in range(int(has_core), deepest - 1):
+        for path, start, stop in _spans(leaves, angles, depth):
+            _fill(axes, [Wedge(start, stop, inner, inner + _SWITCH)], _RING)
+            _label(axes, short(path), Wedge(start, stop, inner, inner + _SWITCH), 11)
+        inner += _SWITCH + 0.012
+    named = [
+        (short(leaf.path), Wedge(*angle, inner, inner + _SWITCH)) for leaf, angle in zip(leaves, angles, strict=True)
+    ]
+    is_wide = all(_fits(name, wedge, 9) for name, wedge in named)
+    outer = inner + (_SWITCH if is_wide else _THIN)
+    _fill(axes, [wedge._replace(outer=outer) for _, wedge in named], _RING)
+    for name, wedge in named:
+        if is_wide:
+            _label(axes, name, wedge, 9)
+        elif len(named) <= _MOST_NAMED and len(name) <= 6:
+            _rim_label(axes, name, wedge)
+    cells: dict[str, list[Wedge]] = {}
+    for leaf, angle in zip(leaves, angles, strict=True):
+        for node, wedge in zip(_ordered(leaf, of), _cells(len(leaf.nodes), rows, *angle, outer + 0.012), strict=True):
+            cells.setdefault(of.get(node, "unknown"), []).append(wedge)
+            if sum(len(leaf.nodes) for leaf in leaves) <= _MOST_NODES_NAMED:
+                _node_label(axes, node, wedge, is_dark=of.get(node) in ("allocated", "down"))
+    for state, wedges in cells.items():
+        _fill(axes, wedges, COLOURS[state])
+    _core(axes, leaves, short(leaves[0].path[:1]) if has_core else "")
+
+
+def _rows(sizes: Sequence[int]) -> int:
+    """Nodes of a leaf that stand outwards behind each other, so that their cells are about square."""
+    square = round(sqrt(0.136 * sum(sizes)))
+    return max(1, min(max(sizes), _MOST_ROWS, square))
+
+
+def _core(axes: Axes, leaves: Sequence[LeafState], name: str) -> None:
+    from matplotlib.patches import Circle
+
+    found = total(leaves)
+    count = sum(found.values())
+    axes.add_patch(Circle((0, 0), _CORE, color=_RING, lw=0))
+    if found["unknown"] == count:
+        big, small = str(count), "nodes"
+    else:
+        big, small = f"{100 * (found['allocated'] + found['mixed']) / count:.0f} %", "in use"
+    axes.text(0, 0.03, big, ha="center", va="center", size=24, weight="bold", color=INK)
+    axes.text(0, -0.055, small, ha="center", va="center", size=11, color=FAINT)
+    if name:
+        axes.text(0, 0.125, name, ha="center", va="center", size=10, color=INK, parse_math=False)
+
+
+def _angles(leaves: Sequence[LeafState], rows: int) -> list[tuple[float, float]]:
+    """Where each leaf begins and ends, in turns: as wide as its columns of nodes, apart where switches part."""
+    widths = [ceil(len(leaf.nodes) / rows) for leaf in leaves]
+    deepest = max(len(leaf.path) for leaf in leaves)
+    gaps = [_gap(a.path, b.path, deepest) for a, b in zip(leaves, [*leaves[1:], leaves[0]], strict=True)]
+    shrink = min(1.0, 0.02 * sum(widths) / max(gaps))  # few leaves need no wide gaps
+    unit = 1 / (sum(widths) + sum(gaps) * shrink)
+    found, at = [], gaps[-1] * shrink * unit / 2
+    for width, gap in zip(widths, gaps, strict=True):
+        found.append((at, at + width * unit))
+        at += (width + gap * shrink) * unit
+    return found
+
+
+def _gap(one: Sequence[str], other: Sequence[str], deepest: int) -> float:
+    """Between two leaves, in columns of nodes: the wider, the higher the switches at which they part."""
+    if one[:-1] == other[:-1]:
+        return 0.22
+    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    return 0.22 + 0.9 * (deepest - 1 - shared)
+
+
+def _spans(
+    leaves: Sequence[LeafState], angles: Sequence[tuple[float, float]], depth: int
+) -> list[tuple[tuple[str, ...], float, float]]:
+    """The switches of a level that have switches below, from the first leaf's beginning to the last one's end."""
+    found: dict[tuple[str, ...], tuple[float, float]] = {}
+    for leaf, (start, stop) in zip(leaves, angles, strict=True):
+        if depth < len(leaf.path) - 1:
+            path = leaf.path[: depth + 1]
+            found[path] = (found.get(path, (start, 0.0))[0], stop)
+    return [(path, start, stop) for path, (start, stop) in found.items()]
+
+
+def _ordered(leaf: LeafState, of: Mapping[str, str]) -> list[str]:
+    """The nodes from the switch outwards: in use first, so that what is free makes a rim."""
+    return sorted(leaf.nodes, key=lambda node: STATES.index(of.get(node, "unknown")))
+
+
+def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> list[Wedge]:
+    columns = ceil(count / rows)
+    width, height = (stop - start) / columns, (_RIM - inner) / rows
+    return [
+        Wedge(start + i % columns * width, start + (i % columns + 1) * width,
+              inner + i // columns * height, inner + (i // columns + 1) * height)
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def _fill(axes: Axes, wedges: Sequence[Wedge], colour: str) -> None:
+    from matplotlib.collections import PolyCollection
+
+    shapes = [_outline(wedge) for wedge in wedges]
+    axes.add_collection(PolyCollection(shapes, facecolors=colour, edgecolors="white", linewidths=0.6))
+
+
+def _outline(wedge: Wedge) -> list[tuple[float, float]]:
+    steps = max(2, ceil((wedge.stop - wedge.start) * 240))
+    turns = [wedge.start + (wedge.stop - wedge.start) * i / steps for i in range(steps + 1)]
+    return [_point(turn, wedge.outer) for turn in turns] + [_point(turn, wedge.inner) for turn in reversed(turns)]
+
+
+def _point(turn: float, radius: float) -> tuple[float, float]:
+    return radius * sin(2 * pi * turn), radius * cos(2 * pi * turn)
+
+
+def _fits(text: str, wedge: Wedge, size: float) -> bool:
+    return 2 * pi * (wedge.stop - wedge.start) * wedge.inner > _LETTER * size * len(text) + 0.01
+
+
+def _label(axes: Axes, text: str, wedge: Wedge, size: float) -> None:
+    """A switch's name along its ring, where there is room for it."""
+    if _fits(text, wedge, size):
+        turn = (wedge.start + wedge.stop) / 2
+        angle = 180 - 360 * turn if 0.25 < turn < 0.75 else -360 * turn
+        place = _point(turn, (wedge.inner + wedge.outer) / 2)
+        axes.text(*place, text, rotation=angle, ha="center", va="center", size=size, color=INK, parse_math=False)
+
+
+def _node_label(axes: Axes, name: str, wedge: Wedge, *, is_dark: bool) -> None:
+    place = _point((wedge.start + wedge.stop) / 2, (wedge.inner + wedge.outer) / 2)
+    axes.text(*place, cell(name)[:16], ha="center", va="center", size=10, color="white" if is_dark else INK,
+              parse_math=False)  # fmt: skip
+
+
+def _rim_label(axes: Axes, text: str, wedge: Wedge) -> None:
+    """A leaf's name beyond its nodes, outwards."""
+    turn = (wedge.start + wedge.stop) / 2
+    is_right = turn < 0.5
+    axes.text(
+        *_point(turn, _RIM + 0.015), text, rotation=(90 if is_right else 270) - 360 * turn, rotation_mode="anchor",
+        ha="left" if is_right else "right", va="center", size=6, color=FAINT, parse_math=False,
+    )  # fmt: skip

@@ -1,0 +1,206 @@
+"""Joining the job: ranks meet at rank 0's host, make sure that they are of one job, and leave together.
+
+A port can still be held by the job that ran here before, or be given to two jobs at once. Ranks of two jobs that meet
+would train one model from two requests, so that before the first collective each shows rank 0, and rank 0 each, that
+it knows the job's nonce. What crosses the network is a hash; the nonce itself is neither sent nor printed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pitools.core.errors import ClusterError, ConfigError, Unreachable
+from pitools.core.record import decode_json
+from pitools.loader.loader import State
+from pitools.train.rank import Rank
+
+JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
+ANSWER_S = 60  # a rank that has joined answers for its nonce
+COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or what is left of a save before this one
+LEAVE_S = 10  # all have come to the end
+
+Put = Callable[[str, str], None]
+Delete = Callable[[str], None]
+Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it does not come in time
+Agree = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
+
+
+class Peers(NamedTuple):
+    """The ranks of one job, after they have met, and a store of text that they share; a key is written once."""
+
+    rank: int = 0
+    put: Put = lambda _, __: None
+    get: Get = lambda _, __: ""
+    world_size: int = 1
+    delete: Delete = lambda _: None
+
+    def agree(self, key: str, value: str) -> str:
+        """Rank 0's value, at every rank."""
+        if self.world_size == 1:
+            return value
+        if self.rank == 0:
+            self.put(f"pit/{key}", value)
+        try:
+            return self.get(f"pit/{key}", ANSWER_S)
+        except TimeoutError as error:
+            raise Unreachable(f"rank 0 did not say its {key} in {ANSWER_S} s", where=f"rank {self.rank}") from error
+
+
+class WrongJob(ClusterError):
+    """This rank met a rank of another job."""
+
+
+@contextmanager
+def join_jax(rank: Rank) -> Iterator[Peers]:
+    """Be one of JAX's processes until the end of the block. Raises WrongJob, ConfigError.
+
+    Call before anything that starts JAX's backend. One rank drives one device: the GPU of its local rank, or the CPU.
+    """
+    import jax
+
+    if rank.world_size == 1:
+        yield Peers()
+        return
+    coordinator = _variable("JAX_COORDINATOR_ADDRESS")
+    # JAX's own preemption service would take SIGTERM from `StopRequest`.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        num_processes=rank.world_size,
+        process_id=rank.rank,
+        local_device_ids=_device_ids(rank.local_rank),
+        initialization_timeout=JOIN_S,
+        shutdown_timeout_seconds=LEAVE_S,
+    )
+    # The key-value store behind `initialize` has no public name yet.
+    from jax._src.distributed import global_state
+
+    client: Any = global_state.client
+
+    def get(key: str, seconds: float) -> str:
+        try:
+            return str(client.blocking_key_value_get(key, int(seconds * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError(f"{key} did not come in {seconds:g} s") from error
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+
+    def put(key: str, value: str) -> None:
+        try:
+            client.key_value_set(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+
+    def delete(key: str) -> None:
+        try:
+            client.key_value_delete(key)
+        except jax.errors.JaxRuntimeError as error:
+            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+
+    check_nonce(rank, put, get, where=coordinator)
+    try:
+        yield Peers(rank.rank, put, get, rank.world_size, delete)
+    except BaseException:
+        # JAX would wait for all ranks at exit, and then abort this one with a stack of its own after the true reason.
+        _abandon(global_state)
+        raise
+    client.wait_at_barrier("pit/end", COLLECTIVE_S * 1000)
+    jax.distributed.shutdown()
+
+
+@contextmanager
+def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
+    """Be one rank of torch's default process group until the end of the block. Raises WrongJob, ConfigError.
+
+    backend: `nccl` or `gloo`.
+    """
+    import torch.distributed as dist
+
+    from pitools.checkpoint.coordination.torch_store import torch_store
+
+    if rank.world_size == 1:
+        yield Peers()
+        return
+    host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
+    lead = rank.rank == 0
+    store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
+
+    put, get, delete = torch_store(store)
+    check_nonce(rank, put, get, where=f"{host}:{port}")
+    timeout = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
+    yield Peers(rank.rank, put, get, rank.world_size, delete)
+    # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def check_nonce(rank: Rank, put: Put, get: Get, *, where: str) -> None:
+    """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
+    mine = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
+    if rank.rank == 0:
+        put("pit/nonce/0", mine)
+        found = {other: get(f"pit/nonce/{other}", ANSWER_S) for other in range(1, rank.world_size)}
+    else:
+        # Looks before it shows itself: rank 0 waits for the latter, and may end, and the store with it, right after.
+        found = {0: get("pit/nonce/0", ANSWER_S)}
+        put(f"pit/nonce/{rank.rank}", mine)
+    strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in found.items() if theirs != mine]
+    verdict = f"rank {rank.rank} of job {mine[:8]} met {', '.join(strangers[:4])}" if strangers else ""
+    if rank.rank == 0:
+        put("pit/verdict", verdict)
+    if verdict := verdict or get("pit/verdict", ANSWER_S):
+        hint = "two jobs share a coordinator address: end the older one, then resume this run"
+        raise WrongJob(verdict, where=where, hint=hint)
+
+
+def require_same_order(agree: Agree, loader: State) -> None:
+    """Refuse ranks whose loaders have other samples, or another order: of each batch some would miss, some come twice.
+
+    As where a node has a part of the dataset, or sees another quarantine. Raises ConfigError at each that differs.
+    """
+    theirs = decode_json(agree("order", msgspec.json.encode(loader).decode()), State)
+    for name in sorted(theirs.identity.keys() | loader.identity.keys()):
+        if (mine := loader.identity.get(name)) != (first := theirs.identity.get(name)):
+            hint = "do all nodes have all of the dataset, and see the same quarantine?"
+            raise ConfigError(f"this rank's {name} is {mine!r}, rank 0's {first!r}", where="dataset", hint=hint)
+
+
+def _abandon(global_state: Any) -> None:
+    """Let a process that failed end with its own last words, and at once; its peers see that it is gone."""
+    import ctypes
+
+    for connection in (global_state.client, global_state.service):
+        # Never taken down, not even at exit: its destructor is what waits and aborts.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    global_state.client = global_state.service = None
+
+
+_GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
+
+
+def _gone(error: Exception) -> str:
+    return f"rank 0 no longer answers: {next(iter(str(error).splitlines()), '')}"
+
+
+def _device_ids(local_rank: int) -> list[int]:
+    if text := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return [int(part) for part in text.split(",")]
+    # Where Slurm binds GPUs to tasks each rank sees its own as number 0; else all ranks of a node see all.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [local_rank % len(visible.split(","))] if visible else [local_rank]
+
+
+def _variable(name: str) -> str:
+    if not os.environ.get(name):
+        hint = "the launcher sets it for each rank; alone, unset PIT_WORLD_SIZE"
+        raise ConfigError(f"{name} is not set, and there is more than one rank", where="environment", hint=hint)
+    return os.environ[name]

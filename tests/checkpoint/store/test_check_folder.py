@@ -1,0 +1,51 @@
+"""A folder is judged while its run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.checkpoint.store import check_folder, layout, retention, verify
+from pitools.checkpoint.store.check_folder import Check
+from pitools.checkpoint.store.problem import Problem
+from tests.checkpoint.conftest import Save
+
+
+def test_a_run_that_prunes_is_no_finding(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being read stays until it has been; what went before its turn is not missed."""
+    for step in (1, 2, 3):
+        save(step)
+
+    def check(path: Path, **more: Any) -> list[Problem]:
+        retention.prune(folder, 1)
+        return verify.check(path, **more)
+
+    monkeypatch.setattr(check_folder, "check_one", check)
+    (summary,) = check_folder.check(folder, [1, 2, 3])
+    assert isinstance(summary, Check)
+    assert (summary.checkpoints, summary.findings, summary.good) == (1, 0, 3)
+    assert layout.steps(folder) == [3]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_cannot_be_read_is_looked_at_again(
+    folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Before it is moved: a server that was away for a moment costs a live run nothing."""
+    save(1)
+    left = [times]
+
+    def check(path: Path, **more: Any) -> list[Problem]:
+        left[0] -= 1
+        if left[0] < 0:
+            return verify.check(path, **more)
+        return [Problem(checkpoint=path.name, path="x", problem="unreadable", expected="a file", got="stale handle")]
+
+    monkeypatch.setattr(check_folder, "check_one", check)
+    monkeypatch.setattr(check_folder, "_PAUSE_S", 0.01)
+    *findings, summary = check_folder.check(folder, [1], aside=True)
+    assert isinstance(summary, Check)
+    assert (len(findings), summary.quarantined) == (times - 1, times - 1)
+    assert layout.steps(folder) == [1] * (2 - times)

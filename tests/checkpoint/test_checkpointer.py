@@ -1,0 +1,455 @@
+"""What a training loop relies on, with a framework of a few lines: ranks are threads that share a store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pitools.checkpoint import checkpointer as guards
+from pitools.checkpoint.checkpointer import Guard, Restored
+from pitools.checkpoint.coordination.exchange import Meeting
+from pitools.checkpoint.store import layout, lookup
+from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, Unreachable
+
+State = dict[str, bytes]
+
+
+class Store:
+    """A key-value store whose readers wait."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self.timed_out: list[str] = []
+
+    def put(self, key: str, value: str) -> None:
+        with self._changed:
+            assert key not in self._values, f"{key} twice"
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, seconds: float) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, seconds):
+                self.timed_out.append(key)
+                raise TimeoutError(key)
+            return self._values[key]
+
+
+class Files:
+    """A framework: each rank writes its own file, and rank 0 at the end an index."""
+
+    format = "files"
+
+    def __init__(self, rank: int = 0, hinder: Callable[[str], None] = lambda _: None) -> None:
+        self._rank, self._hinder = rank, hinder
+        self.drawn = 0
+
+    def describe(self, state: State) -> dict[str, str]:
+        return {name: f"bytes[{len(value)}]" for name, value in state.items()}
+
+    def stage(self, state: State, payload: Future[Path]) -> Callable[[Meeting], None]:
+        self._hinder("stage")
+        copy = dict(state)
+        return lambda meet: self._write(copy, payload.result(0), meet)
+
+    def load(self, payload: Path, like: State) -> State:
+        names = (payload / "index").read_text().split()
+        assert set(names) == like.keys()
+        return {name: (payload / f"0.{name}").read_bytes() for name in names}
+
+    def writer(self, path: str, world_size: int) -> int:
+        return int(path.split(".")[0]) % world_size if "." in path else 0
+
+    def random_state(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        self.drawn = states["drawn"]
+
+    def _write(self, state: State, payload: Path, meet: Meeting) -> None:
+        for name, value in state.items():
+            self._hinder(name)
+            (payload / f"{self._rank}.{name}").write_bytes(value)
+
+        def finish(said: list[bytes]) -> list[bytes]:
+            self._hinder("index")
+            assert said == [f"{rank}".encode() for rank in range(len(said))]
+            (payload / "index").write_text(" ".join(state))
+            return [word + b"!" for word in said]
+
+        assert meet(f"{self._rank}".encode(), finish) == f"{self._rank}!".encode()
+
+
+def state(step: int) -> State:
+    return {"w": bytes([step]) * 3000, "momentum": bytes([step, 255 - step]) * 700}
+
+
+def on_ranks(
+    world_size: int, work: Callable[[int, dict[str, Any]], Any], store: Store | None = None
+) -> list[Any]:  # fmt: skip
+    """What each rank's work returns, or raises."""
+    store, found = store or Store(), [None] * world_size  # type: Store, list[Any]
+
+    def one(rank: int) -> None:
+        try:
+            options = {"rank": rank, "world_size": world_size, "put": store.put, "get": store.get}
+            found[rank] = work(rank, options)
+        except Exception as error:  # noqa: BLE001  # the test looks at it
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return found
+
+
+def saved(folder: Path, *steps: int, world_size: int = 1, **more: Any) -> None:
+    """Checkpoints of these steps, saved by so many ranks."""
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Guard(folder, Files(rank), **options, **more) as guard:
+            for step in steps:
+                guard.save(step, state(step), {"position": step})
+
+    for result in on_ranks(world_size, work):
+        if result:
+            raise result
+
+
+def restored(folder: Path, **more: Any) -> Restored | None:
+    with Guard(folder, Files(), **more) as guard:
+        return guard.restore(state(0))
+
+
+def test_what_was_saved_comes_back(folder: Path) -> None:
+    """State, loader and extra of the newest; the state may change as soon as `save` has returned."""
+    assert restored(folder) is None
+    with Guard(folder, Files(), keep_last=2) as guard:
+        for step in (1, 2, 3):
+            now = state(step)
+            guard.save(step, now, {"position": step}, {"lr": 0.5})
+            now.clear()
+    assert restored(folder) == Restored(3, state(3), {"position": 3}, {"lr": 0.5})
+    assert lookup.whole(folder) == [3, 2]
+    assert (folder / "latest").readlink() == Path("step_3")
+
+
+def test_generators_go_on_where_they_were(folder: Path) -> None:
+    """Python's, NumPy's and the framework's draw after a restore what they drew after the save."""
+    random.seed(5)
+    np.random.seed(5)
+    framework = Files()
+    framework.drawn = 7
+    with Guard(folder, framework) as guard:
+        guard.save(1, state(1))
+        drawn = random.random(), random.gauss(), np.random.random(), np.random.standard_normal()
+    framework.drawn = 0
+    with Guard(folder, framework) as guard:
+        guard.restore(state(0))
+    assert (random.random(), random.gauss(), np.random.random(), np.random.standard_normal()) == drawn
+    assert framework.drawn == 7
+
+
+def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
+    """While a file is being written the loop goes on; the next save waits for it; nothing shows before it is whole."""
+    go = threading.Event()
+    with Guard(folder, Files(hinder=lambda name: name == "momentum" and go.wait(10))) as guard:  # type: ignore[arg-type,return-value]
+        guard.save(1, state(1))
+        assert lookup.whole(folder) == []
+        go.set()
+        guard.save(2, state(2))
+        assert lookup.whole(folder) == [1]
+    assert lookup.whole(folder) == [2, 1]
+
+
+def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making one on a slow file system is left to the background, and so is what was wrong with it."""
+    go, real = threading.Event(), guards._made
+
+    def made(place: Path) -> Path:
+        assert go.wait(10)
+        if place.name.startswith(".step_2."):
+            raise NoSpace("no inodes left", where=str(place))
+        return real(place)
+
+    monkeypatch.setattr(guards, "_made", made)
+    with Guard(folder, Files()) as guard:
+        guard.save(1, state(1))
+        assert not layout.left_over(folder)
+        go.set()
+        guard.save(2, state(2))
+        with pytest.raises(NoSpace, match="no inodes left"):
+            guard.wait()
+        guard.save(3, state(3))
+    assert lookup.whole(folder) == [3, 1]
+
+
+def test_a_failed_write_is_told_by_the_next_call(folder: Path) -> None:
+    """It says what failed, where, and that it was in the background; saving can go on, and the old one stands."""
+
+    def full(name: str) -> None:
+        if broken and name == "momentum":
+            raise OSError(28, "No space left on device")
+
+    broken = False
+    with Guard(folder, Files(hinder=full)) as guard:
+        guard.save(1, state(1))
+        guard.wait()
+        broken = True
+        guard.save(2, state(2))
+        with pytest.raises(NoSpace) as caught:
+            guard.save(3, state(3))
+        assert ".step_2." in caught.value.where
+        assert caught.value.__notes__ == ["in the background, while step 2 was saved"]
+        assert lookup.whole(folder) == [1]
+        broken = False
+        guard.save(4, state(4))
+    assert lookup.whole(folder) == [4, 1]
+    assert restored(folder).step == 4  # type: ignore[union-attr]
+    assert not layout.left_over(folder)
+
+
+@pytest.mark.parametrize(("who", "what"), [(2, "stage"), (1, "w"), (2, "momentum"), (0, "w"), (0, "index")])
+def test_one_rank_s_trouble_is_every_rank_s(folder: Path, who: int, what: str) -> None:
+    """All raise at once, each with the reason and the rank it is of, and no part of the checkpoint shows."""
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        def hinder(name: str) -> None:
+            if rank == who and name == what:
+                raise ValueError("the disk said no")
+
+        with Guard(folder, Files(rank, hinder), **options, timeout_s=20) as guard:
+            guard.save(7, state(7))
+            guard.wait()
+
+    store = Store()
+    found = on_ranks(3, work, store)
+    assert store.timed_out == []
+    for rank, error in enumerate(found):
+        assert "the disk said no" in str(error)
+        if rank != who:
+            assert isinstance(error, ClusterError)
+            assert f"rank {who}" in str(error)
+    assert lookup.whole(folder) == []
+
+
+def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do not wait for ever, and their error names it and its node; the checkpoint before stands."""
+    saved(folder, 1, world_size=3)
+    monkeypatch.setenv("PIT_NODE", "n04")
+    go = threading.Event()
+
+    class Impatient(Store):
+        """The time for rank 2's word on the save is over at once; for nobody else's."""
+
+        def get(self, key: str, seconds: float) -> str:
+            if "save of step 2" in key and key.endswith("/2"):
+                assert seconds <= 20
+                raise TimeoutError(key)
+            return super().get(key, seconds)
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        hinder = lambda name: rank == 2 and name == "w" and go.wait(60)  # noqa: E731
+        with Guard(folder, Files(rank, hinder), **options, timeout_s=20) as guard:  # type: ignore[arg-type]
+            guard.restore(state(0))
+            guard.save(2, state(2))
+            try:
+                guard.wait()
+            finally:
+                go.set()
+
+    for rank, error in enumerate(on_ranks(3, work, Impatient())):
+        assert isinstance(error, Unreachable), (rank, error)
+        assert "rank 2 on n04 did not come to" in str(error)
+    assert lookup.whole(folder) == [1]
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flip": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "remove": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["payload/0.w", "payload/1.momentum", "payload/index", "random.json", "model.json",
+                                  "manifest.json"])  # fmt: skip
+def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, damage: str) -> None:
+    """Whatever is done to whichever file, no rank goes on from it; all agree, and a person finds it with the reason."""
+    saved(folder, 1, 2, world_size=2)
+    DAMAGES[damage](folder / "step_2" / name)
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        with Guard(folder, Files(rank), **options) as guard:
+            found = guard.restore(state(0))
+            assert found == Restored(1, state(1), {"position": 1}, {})
+            guard.save(2, state(2))
+            return found.step
+
+    assert on_ranks(2, work) == [1, 1]
+    (aside,) = (folder / "quarantine").iterdir()
+    assert (aside / "step_2").is_dir()
+    assert (aside / "reason.json").is_file()
+    assert lookup.whole(folder) == [2, 1]
+
+
+def test_all_bad_is_none(folder: Path) -> None:
+    """Where no checkpoint is good training begins anew, and nothing was deleted."""
+    saved(folder, 1, 2, 3)
+    for step in (1, 2, 3):
+        DAMAGES["flip"](folder / f"step_{step}" / "payload" / "0.w")
+    assert restored(folder) is None
+    assert len(list((folder / "quarantine").iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["stage", "w", "momentum", "index"])
+def test_a_kill_between_any_two_files_leaves_the_one_before(folder: Path, name: str) -> None:
+    """kill -9 at any file of a save: the next process restores what was whole, and sweeps the rest."""
+    saved(folder, 1)
+    if not (child := os.fork()):
+        die = lambda at: at == name and os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        with Guard(folder, Files(hinder=die)) as guard:  # type: ignore[arg-type]
+            guard.save(2, state(2))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert bool(layout.left_over(folder)) == (name != "stage")  # until then nothing is made
+    found = restored(folder)
+    assert found
+    assert found.step == 1
+    assert not layout.left_over(folder)
+
+
+def test_another_model_is_refused_and_the_difference_named(folder: Path) -> None:
+    """The name that differs first, what it is there and what here; at every rank; nothing is moved."""
+    saved(folder, 1, world_size=2)
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Guard(folder, Files(rank), **options) as guard:
+            guard.restore({"w": bytes(3000), "momentum": bytes(7)})
+
+    for error in on_ranks(2, work):
+        assert '"momentum" is bytes[1400] there, bytes[7] here' in str(error)
+    assert isinstance(error, PitError)
+    with pytest.raises(ConfigError, match='"bias" is nothing there'), Guard(folder, Files()) as guard:
+        guard.save(2, {**state(2), "bias": b""})
+    assert lookup.whole(folder) == [1]
+
+
+def test_another_run_s_folder_and_a_link_are_refused(folder: Path, tmp_path: Path) -> None:
+    """The error names whose it is."""
+    saved(folder, 1, run="mine")
+    with pytest.raises(ConfigError, match='run "mine", and this is "theirs"'):
+        restored(folder, run="theirs")
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ConfigError, match="symbolic link"):
+        restored(tmp_path / "link", run="mine")
+
+
+def test_a_loop_that_fails_does_not_wait_for_its_peers(folder: Path) -> None:
+    """Its own error is what is raised, soon, with a word on the save that failed before it."""
+
+    def full(name: str) -> None:
+        if name == "w":
+            raise OSError(28, "No space left on device")
+
+    def loop() -> None:
+        with Guard(folder, Files(hinder=full)) as guard:
+            guard.save(1, state(1))
+            raise RuntimeError("the loss diverged")
+
+    with pytest.raises(RuntimeError, match="diverged") as caught:
+        loop()
+    (note,) = caught.value.__notes__
+    assert "NoSpace" in note
+
+
+def test_a_save_next_to_the_node_reaches_the_shared_folder(folder: Path, tmp_path: Path) -> None:
+    """What is saved on the node's own disk stands in the shared folder at the end; a damaged near copy is passed by."""
+    near = tmp_path / "nvme"
+    saved(folder, 1, 2, world_size=2, stage=near, run="r")
+    (local,) = near.iterdir()
+    assert lookup.whole(folder)[0] == lookup.whole(local)[0] == 2
+    DAMAGES["flip"](local / "step_2" / "payload" / "0.w")
+    found = restored(folder, stage=near, run="r")
+    assert found == Restored(2, state(2), {"position": 2}, {})
+
+
+def test_what_a_killed_process_left_near_is_restored_and_drained(folder: Path, tmp_path: Path) -> None:
+    """A near checkpoint that was not copied any more is the newest, and reaches the shared folder later."""
+    near = tmp_path / "nvme"
+    saved(folder, 1, stage=near, run="r")
+    (local,) = near.iterdir()
+    saved(local, 2, run="r")
+    with Guard(folder, Files(), stage=near, run="r") as guard:
+        found = guard.restore(state(0))
+        assert found
+        assert found.step == 2
+    assert lookup.newest(folder) == 2
+
+
+def test_two_trainings_share_a_near_disk(tmp_path: Path) -> None:
+    """By hand neither has a name, and both folders are called the same: each goes on from its own."""
+    near, one, other = tmp_path / "nvme", tmp_path / "lr1" / "checkpoints", tmp_path / "lr2" / "checkpoints"
+    saved(one, 1, 2, stage=near)
+    assert restored(other, stage=near) is None
+    saved(other, 1, stage=near)
+    assert restored(one, stage=near).step == 2  # type: ignore[union-attr]
+
+
+def test_a_second_restore_finds_what_was_saved_since(folder: Path) -> None:
+    """At every rank, also while the last save goes on, and after one that was refused."""
+
+    def work(rank: int, options: dict[str, Any]) -> list[int]:
+        slow = lambda name: name == "w" and time.sleep(0.1)  # noqa: E731
+        with Guard(folder, Files(rank, slow), **options) as guard:  # type: ignore[arg-type]
+            with pytest.raises((ConfigError, ClusterError), match="another model"):
+                guard.restore({"w": b""})
+            assert guard.restore(state(0)) is None
+            found = []
+            for step in (1, 2):
+                guard.save(step, state(step), {"position": step})
+                found.append(guard.restore(state(0)))
+            return [one.step for one in found if one]
+
+    saved(folder.with_name("other"), 1)
+    folder.mkdir()
+    (folder / "owner.json").write_bytes((folder.with_name("other") / "owner.json").read_bytes())
+    assert on_ranks(3, work) == [[1, 2]] * 3
+
+
+def test_a_restore_tells_of_a_save_that_failed(folder: Path) -> None:
+    """All ranks hear of it, and the next restore takes what stands."""
+    broken = [False]
+
+    def full(name: str) -> None:
+        if name == "w" and broken[0]:
+            raise OSError(28, "No space left on device")
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        with Guard(folder, Files(rank, full if rank else lambda _: None), **options) as guard:
+            guard.save(1, state(1), {"position": 1})
+            guard.wait()
+            guard._barrier.wait("test: all have saved")
+            broken[0] = True
+            guard.save(2, state(2))
+            with pytest.raises((NoSpace, ClusterError), match="no space left"):
+                guard.restore(state(0))
+            return guard.restore(state(0)).step  # type: ignore[union-attr]
+
+    assert on_ranks(2, work) == [1, 1]

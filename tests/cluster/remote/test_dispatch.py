@@ -1,0 +1,115 @@
+"""One queue over a near cluster and a far one: real Slurms, a real sshd, and a connection that is cut on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.launch.request import Request
+from pitools.place import types
+from pitools.place.dispatch import planner, tick
+from pitools.place.dispatch import store as queue
+from pitools.place.dispatch.tick import Ticker
+from pitools.site.schema import Site
+from pitools.slurm.client import Client, Reach
+
+pytestmark = pytest.mark.slurm
+
+NEAR, FAR = "beta/train", "far/train"
+# Jobs of this name wait in the near queue for as long as anybody cares.
+SBATCH = (
+    '#!/bin/sh\nfor last; do :; done\ngrep -q -- moved- "$last" && set -- --begin=now+1hour "$@"\nexec {real} "$@"\n'
+)
+WANTED = {"near": (NEAR,), "far": (FAR,), "moved": (NEAR, FAR)}
+
+
+def decide(
+    now_s: float, jobs: Sequence[types.Job], pools: Mapping[str, types.Pool], held: Sequence[types.Ticket]
+) -> list[types.Place | types.Withdraw]:
+    """Each job where its name says; `moved` goes to the near queue, and from there to the far one."""
+    found: list[types.Place | types.Withdraw] = []
+    for job in jobs:
+        wanted = WANTED[job.job_id.partition("-")[0]]
+        mine = [ticket.pool for ticket in held if ticket.job_id == job.job_id]
+        # Where a ticket was just taken back there is no option for a while.
+        left = [pool for pool in wanted if pool in pools and pool in {option.pool for option in job.options}]
+        if not mine:
+            found += [types.Place(job_id=job.job_id, pool=pool) for pool in left[:1]]
+        elif mine[0] != wanted[-1]:
+            found.append(types.Withdraw(job_id=job.job_id, pool=mine[0]))
+    return found
+
+
+@pytest.fixture
+def world(
+    site: Site, far_side: Any, clusters: Path, dev_sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A machine with beta's Slurm, and ssh to the far side; returns the queue."""
+    sites, bin_folder, state = tmp_path / "sites", tmp_path / "bin", tmp_path / "state"
+    for folder in (sites, bin_folder, state):
+        folder.mkdir(mode=0o700)
+    path = os.environ["PATH"] + ":" + os.defpath
+    real = next(f"{one}/sbatch" for one in path.split(":") if Path(one, "sbatch").exists())
+    (bin_folder / "sbatch").write_text(SBATCH.format(real=real))
+    (bin_folder / "sbatch").chmod(0o755)
+    text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "far"')
+    head, _, rest = text.partition("[paths]\n")
+    keys = "".join(f'{key} = "{getattr(site.paths, key)}"\n' for key in ("runs", "data", "nvme", "python"))
+    reach = '[reach]\nkind = "ssh"\nhost = "far"\ntimeout_s = 20\n'
+    (sites / "far.toml").write_text(f"{head}[paths]\n{keys}{reach}{rest[rest.index('[partitions') :]}")
+    (sites / "beta.toml").write_text(f'[paths]\nruns = "{tmp_path}/runs"\n')
+    monkeypatch.setenv("PATH", f"{bin_folder}:{far_side.near}:{path}")
+    monkeypatch.setenv("PIT_SITE_PATH", str(sites))
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(state))
+    monkeypatch.setattr(planner, "LEAD_S", 0.0)
+    monkeypatch.setattr(tick, "MAX_AGE_S", 1.0)
+    yield queue.root()
+    beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
+    if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("moved-")]:
+        beta.cancel(left)
+
+
+def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_path: Path) -> None:
+    """Every job runs once, on the side where it could; over one connection, and one more after the cut."""
+    work = tmp_path / "work"
+    work.mkdir()
+    command = 'echo "$SLURM_CLUSTER_NAME" >> "$PIT_RUN_DIR/proof"; sleep 1'
+    requests = [
+        Request(name=name, command=command, time="2m", workdir=str(work))
+        for name in ("near", "far", "far", "moved", "moved")
+    ]
+    jobs = queue.add(world, [queue.ask(one, ("beta", "far"), owner="ada") for one in requests])
+    ticker = Ticker(world, decide)
+    before, cuts = far_side.logins(), 0
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline and not all(queue.find(world, job.job_id).is_over for job in jobs):
+        ticked = ticker.tick()
+        assert ticked
+        if not cuts and any(row.pool == FAR and row.state == "running" for row in ticked.jobs):
+            assert far_side.logins() - before == 1
+            cuts = far_side.cut()
+            assert cuts == 1
+        time.sleep(0.2)
+    found = [queue.find(world, job.job_id) for job in jobs]
+    assert [job.state for job in found] == ["done"] * len(jobs), [job.tickets for job in found]
+    assert far_side.logins() - before == 2
+    proofs = [
+        path
+        for runs in (tmp_path / "runs", far_side.root / "runs" / far_side.user)
+        for job in jobs
+        for path in runs.glob(f"{job.job_id}.*/proof")
+    ]
+    ran = Counter((path.parent.name.partition(".")[0], *path.read_text().split()) for path in proofs)
+    sides = {"near": "beta", "far": "alpha", "moved": "alpha"}
+    assert ran == Counter((job.job_id, sides[job.job_id.partition("-")[0]]) for job in jobs)
+    # What the far runs had to say lies in the queue's own folder.
+    logs = [list((queue.root() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
+    assert [len(one) for one in logs] == [0, 1, 1, 1, 1]

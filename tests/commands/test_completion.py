@@ -1,0 +1,93 @@
+"""What a shell offers after TAB."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+
+from pitools.cli import group
+from pitools.site import load
+
+NAMES = [f"{name}-2026010{day}-000000-abc12{day}" for day, name in enumerate("abc")]
+Complete = Callable[..., "list[CompletionItem[str]]"]  # no generic class in the lowest click
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs at two sites, a folder that is none, and a site whose file is wrong."""
+    monkeypatch.delenv("PIT_RUNS", raising=False)
+    for site in load.names():  # those that are shipped have runs of others
+        (tmp_path / f"{site}.toml").write_text(f'[paths]\nruns = "{tmp_path}/{site}"\n')
+    for site, names in (("here", NAMES[:2]), ("there", NAMES[2:])):
+        root = tmp_path / site
+        (tmp_path / f"{site}.toml").write_text(f'name = "{site}"\nscheduler = "none"\n[paths]\nruns = "{root}"\n')
+        for name in names:
+            (root / name).mkdir(parents=True)
+            (root / name / "plan.json").write_text("{}")
+    (tmp_path / "here" / "no-run-20260109-000000-abc123").mkdir()
+    (tmp_path / "here" / NAMES[0] / "verdict.json").write_text('{"state":"stopped","kind":"memory"}')
+    (tmp_path / "wrong.toml").write_text("name = ")
+    monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def offered(*words: str) -> list[CompletionItem[str]]:
+    return ShellComplete(group, {}, "pit", "_PIT_COMPLETE").get_completions(list(words[:-1]), words[-1])
+
+
+def test_runs_of_all_sites_newest_first(runs: Path) -> None:
+    """With how they ended, for each command that takes one; by what is typed of them already."""
+    found = offered("launch", "show", "")
+    assert [one.value for one in found] == NAMES[::-1]
+    assert [one.help for one in found] == ["c: goes on", "b: goes on", "a: stopped, memory"]
+    takes = ["show", "logs", "why", "cancel", "resume", "watch", "reproduce", "diff", "move"]
+    for words in [*(("launch", one) for one in takes), ("checkpoint", "list"), ("checkpoint", "prune")]:
+        assert [one.value for one in offered(*words, "b-")] == NAMES[1:2], words
+    assert [one.value for one in offered("launch", "diff", NAMES[0], "c")] == NAMES[2:]
+
+
+def test_not_every_run_there_ever_was(runs: Path) -> None:
+    """Fifty at most, the newest."""
+    for number in range(60):
+        (made := runs / "here" / f"d-20260201-0000{number:02}-abc123").mkdir()
+        (made / "plan.json").touch()
+    found = [one.value for one in offered("launch", "show", "")]
+    assert (len(found), found[0], found[-1]) == (50, "d-20260201-000059-abc123", "d-20260201-000010-abc123")
+
+
+def test_what_else_is_offered(runs: Path) -> None:
+    """Folders where a path is begun, files for a request, names of sites, and commands with their line of help."""
+    assert [(one.type, one.value) for one in offered("launch", "show", "./")] == [("dir", "./")]
+    assert [one.type for one in offered("launch", "run", "")] == ["file"]
+    assert {"here", "there"} <= {one.value for one in offered("launch", "move", "x", "--site", "")}
+    assert [(one.value, one.help) for one in offered("launch", "wh")] == [
+        ("why", "Why each attempt of a run ended, or why runs keep away from a node.")
+    ]
+    assert [one.value for one in offered("top")] == ["topology"]
+    assert offered("launch", "shwo", "a-") is not None, "a wrong word is no traceback in a prompt"
+    assert offered("nonsense", "") is not None
+
+
+def test_a_real_bash(runs: Path) -> None:
+    """It asks `pit` as on a prompt, and nothing heavy is imported for the answer."""
+    text = """
+    eval "$(_PIT_COMPLETE=bash_source pit)"
+    COMP_WORDS=(pit launch why b-) COMP_CWORD=3
+    PYTHONPROFILEIMPORTTIME=1 _pit_completion pit
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", text], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == f"{NAMES[1]}\n"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pitools.commands.completion" in imported
+    assert not imported & {"numpy", "rich", "submitit", "zarr", "obstore", "pitools.launch.monitor.status"}

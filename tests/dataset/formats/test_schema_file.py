@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from pitools.core.errors import ConfigError, DataError
+from pitools.dataset.formats import derive_functions, detect, schema_file
+from pitools.dataset.formats.readers import open_reader
+from pitools.store import digest
+
+FUNCTIONS = """
+import numpy as np
+calls = []
+def speed(action, reward):
+    calls.append(len(action))
+    return np.linalg.norm(action, axis=1).astype(np.float32) + reward
+def mean(image): return image.mean(axis=(1, 2)).astype(np.float32)
+def short(action): return action[1:, 0]
+def wide(action): return action[:, 0].astype(np.float64)
+def bad(action): return np.where(np.arange(len(action)) == 2, np.nan, action[:, 0])
+def broken(action): return 1 / 0
+def greedy(action): action[:] = 0
+value = 3
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> str:
+    """A module of a user's, to be imported by its name."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/lab_features.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.delitem(sys.modules, "lab_features", raising=False)
+    derive_functions.find.cache_clear()
+    return "lab_features"
+
+
+@pytest.fixture
+def load(tmp_path) -> Callable[[str], schema_file.Schema]:
+    """Writes a schema file, and reads it."""
+
+    def write(text: str) -> schema_file.Schema:
+        (tmp_path / "schema.toml").write_text(text)
+        return schema_file.load(tmp_path / "schema.toml")
+
+    return write
+
+
+def raw(path: Path, key: str) -> np.ndarray:
+    with h5py.File(path) as file:
+        return file[key][:]
+
+
+def test_rename_drop_cast(robomimic, whole, load) -> None:
+    """Arrays are renamed first, and go by their new names from there; every episode alike."""
+    path = robomimic(5, 6)
+    made = load(
+        'drop = ["obs/*_depth", "done"]\n[rename]\n"obs/eye_image" = "obs/top_image"\n'
+        '[cast]\naction = "float16"\nreward = "float64"'
+    )
+    found = schema_file.apply(made, detect.scan(path, "auto"))
+    assert found.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
+    for number, episode in enumerate(found.episodes):
+        got = whole(episode, 2)
+        assert set(got) == {"action", "obs/top_image", "reward"}
+        assert (got["action"].dtype, got["reward"].dtype) == (np.float16, np.float64)
+        np.testing.assert_array_equal(got["action"], raw(path, f"data/demo_{number}/actions").astype(np.float16))
+        np.testing.assert_array_equal(got["obs/top_image"], raw(path, f"data/demo_{number}/obs/eye_image"))
+
+
+def test_next_obs(robomimic, load) -> None:
+    """next_obs is kept where the schema says so."""
+    path = robomimic(3)
+    for text, kept in (("keep_next_obs = true", {"next_obs/eye_image"}), ("", set())):
+        made = load(text)
+        scanned = detect.scan(path, "auto", ["done"], keep_next_obs=made.keep_next_obs)
+        assert set(schema_file.apply(made, scanned).episodes[0].columns) == {"action", "reward", "obs/eye_image"} | kept
+
+
+@pytest.mark.parametrize(("size", "method"), [((12, 16), "bilinear"), ((10, 40), "bilinear"), ((12, 16), "area")])
+def test_resize_colour(aloha, whole, load, size, method) -> None:
+    """Colour images are resized as Pillow does it, from raw frames as from JPEG rows; a mean is a mean."""
+    for compressed in (False, True):
+        path = aloha(int(compressed), 9, compressed=compressed)
+        before = whole(detect.scan(path, "auto").episodes[0])["obs/top_image"]
+        made = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
+        got = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0], 4)
+        chosen = {"bilinear": Image.Resampling.BILINEAR, "area": Image.Resampling.BOX}[method]
+        expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in before]
+        np.testing.assert_array_equal(got["obs/top_image"], np.stack(expected))
+        if method == "area":
+            mean = before.reshape(9, 12, 2, 16, 2, 3).mean(axis=(2, 4))
+            assert np.abs(got["obs/top_image"] - mean).max() <= 1
+        assert got["obs/wrist_image"].shape == (9, 24, 32, 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "uint8"])
+def test_resize_depth(aloha, whole, load, dtype) -> None:
+    """Of depth and labels every value that results was measured: the nearest, of none a mean."""
+    path, depth = aloha(0, 4), np.random.default_rng(0).integers(0, 200, (4, 24, 32)).astype(dtype)
+    with h5py.File(path, "r+") as file:
+        file["observations/depth/top"] = depth
+    made = load('[resize]\n"obs/top_depth" = [8, 8]')
+    got = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["obs/top_depth"]
+    np.testing.assert_array_equal(got, depth[:, 1::3][:, :, 2::4])
+
+
+def test_derive(robomimic, whole, load, lab) -> None:
+    """A derived feature is what the function gives for the whole episode, in whatever parts it is read, and is computed
+    once for consecutive shards; what it is made of may be dropped."""
+    path = robomimic(50, 60)
+    made = load(f'drop = ["reward"]\n[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\n'
+                f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
+                'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]')  # fmt: skip
+    found = schema_file.apply(made, detect.scan(path, "auto"))
+    assert "reward" not in found.episodes[0].columns
+    for number, episode in enumerate(found.episodes):
+        episode = pickle.loads(pickle.dumps(episode))
+        got = whole(episode, 13)
+        action, image = (raw(path, f"data/demo_{number}/{key}") for key in ("actions", "obs/eye_image"))
+        np.testing.assert_array_equal(got["speed"], np.linalg.norm(action, axis=1).astype(np.float32))
+        # Inputs are as recorded, not as resized.
+        np.testing.assert_array_equal(got["obs/colour"], image.mean(axis=(1, 2)).astype(np.float32))
+    assert sys.modules[lab].calls == [50, 60]
+
+
+def test_derived_anew(robomimic, whole, load, lab) -> None:
+    """What was derived from a recording is not what is derived from it after it was changed."""
+    path = robomimic(50)
+    made = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
+    before = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["speed"]
+    with h5py.File(path, "r+") as file:
+        file["data/demo_0/rewards"][:] = 5
+    after = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["speed"]
+    np.testing.assert_allclose(after, before + 5, rtol=1e-6)
+
+
+def test_channels_first_are_not_resized(robomimic, load) -> None:
+    """Images with their channels first would be resized along the wrong axes, and are refused."""
+    path = robomimic(3, row=(3, 8, 8))
+    with pytest.raises(ConfigError, match="with its channels first"):
+        schema_file.apply(load('[resize]\n"obs/eye_image" = [4, 4]'), detect.scan(path, "auto"))
+
+
+def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
+    """Whole numbers become floats where these can hold them, to the last digit, and are refused where not."""
+    path = robomimic(3)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_0/states"] = np.array([1, -2, 1 << 24])
+    for dtype, add in (("float32", 0), ("float64", 1), ("float64", 1 << 60)):
+        with h5py.File(path, "r+") as file:
+            file["data/demo_0/states"][2] += add
+        (episode,) = schema_file.apply(load(f'[cast]\nstate = "{dtype}"'), detect.scan(path, "auto")).episodes
+        if add < 1 << 60:
+            assert whole(episode)["state"].tolist() == [1, -2, (1 << 24) + add]
+    with pytest.raises(DataError, match="does not fit float64"):
+        whole(episode)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        ("short", r"gave float32 \(4,\), expected float32 \(5,\)"),
+        ("wide", r"gave float64 \(5,\), expected float32 \(5,\)"),
+        ("broken", "raised ZeroDivisionError: division by zero"),
+        ("greedy", "read-only"),
+        ("bad", "gave a value that is not finite at step 2"),
+    ],
+)
+def test_derive_refuses(robomimic, load, lab, function, what) -> None:
+    """A function that fails, or gives anything but what the schema says, is refused by function, episode and file."""
+    path = robomimic(5)
+    made = load(f'[derive.x]\nfunction = "{lab}:{function}"\ninputs = ["action"]\ndtype = "float32"')
+    (episode,) = schema_file.apply(made, detect.scan(path, "auto")).episodes
+    reader, out = open_reader(episode), np.empty(5, np.float32)
+    with pytest.raises(DataError, match=what) as caught:
+        reader.read_into(episode.columns["x"], out, 0, 5)
+    assert f"{lab}:{function} for x" in caught.value.what
+    assert caught.value.where == f"{path}: demo_0"
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("dorp = []", 'unknown key "dorp"', "drop"),
+        ('[derive.x]\nfunction = "a:b"\ninputs = []\ndtpye = "f4"', 'unknown key "derive.*dtpye"', "dtype"),
+        ('[resize]\na = [0, 4]', "a size of 0 x 4", "height"),
+        ('[resize]\na = [4]', "resize", ""),
+        ('[cast]\na = "flaot32"', "no dtype 'flaot32' can be stored", "float32"),
+        ('[cast]\na = "object"', "no dtype 'object' can be stored", ""),
+        ('[derive.x]\nfunction = "no_such:f"\ninputs = ["a"]\ndtype = "float32"', "No module named", "PYTHONPATH"),
+        ('[derive.x]\nfunction = "lab_features:sped"\ninputs = ["a"]\ndtype = "float32"', "has no sped", "speed"),
+        ('[derive.x]\nfunction = "lab_features:value"\ninputs = ["a"]\ndtype = "float32"', "is not a function", ""),
+        ('[derive.x]\nfunction = "gripper"\ninputs = ["a"]\ndtype = "float32"', "no entry point 'gripper'", "module:"),
+        ("drop = [", "not TOML", ""),
+    ],
+)  # fmt: skip
+def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
+    """A mistake in the file is said with its key and the nearest thing that exists, before any recording is opened."""
+    with pytest.raises(ConfigError, match=what) as caught:
+        load(text)
+    assert str(tmp_path / "schema.toml") in caught.value.where
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ('[rename]\n"obs/eye_imgae" = "obs/top_image"', "no array 'obs/eye_imgae'", "obs/eye_image"),
+        ('[cast]\nactoin = "float16"', "no array 'actoin'", "action"),
+        ('[cast]\naction = "int32"', "would lose more than digits", "derive"),
+        ("[resize]\naction = [4, 4]", "not an image", ""),
+        ('drop = ["*"]', "no array is left", "fewer"),
+        ('[derive.x]\nfunction = "lab_features:speed"\ninputs = ["ob"]\ndtype = "float32"', "no array 'ob'", ""),
+    ],
+)  # fmt: skip
+def test_does_not_fit(robomimic, load, lab, text, what, hint) -> None:
+    """What a schema says of arrays that the recording does not have, or that cannot be, is refused by its key."""
+    made = load(text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        schema_file.apply(made, detect.scan(robomimic(3, 4), "auto"))
+    assert str(made.path) in caught.value.where
+    assert hint in caught.value.hint
+
+
+def test_odd_one(aloha, load) -> None:
+    """Of recordings of one episode each, the one without an array that the schema names is refused, by that name."""
+    with h5py.File(aloha(1, 3), "r+") as file:
+        del file["observations/images/wrist"]
+        path = Path(file.filename)
+    made = load('[resize]\n"obs/wrist_image" = [4, 4]')
+    assert len(schema_file.apply(made, detect.scan(aloha(0, 3), "auto")).episodes) == 1
+    found = schema_file.apply(made, detect.scan(path, "auto"))
+    assert found.episodes == ()
+    assert [(item.name, item.path, item.why) for item in found.refused] == [
+        ("episode_1", path, "there is no array 'obs/wrist_image', which the schema names under resize.obs/wrist_image")
+    ]
+
+
+def test_two_of_a_name(robomimic, load) -> None:
+    """Two arrays cannot be given one name."""
+    with pytest.raises(DataError, match="would both be 'reward'"):
+        schema_file.apply(load('[rename]\ndone = "reward"'), detect.scan(robomimic(3), "auto"))
+
+
+def test_cast_that_does_not_fit(robomimic, load) -> None:
+    """A value that the new type cannot hold is refused by file, array and step, never wrapped or made infinite."""
+    path = robomimic(6)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_0/states"] = np.array([1, 2, 3, 300, 5, 6])
+        file["data/demo_0/obs/far"] = np.array([1.0, np.inf, 1e30, 1e300, 0, 0])
+    made = load('[cast]\nstate = "uint8"\n"obs/far" = "float32"\ndone = "uint8"')
+    (episode,) = schema_file.apply(made, detect.scan(path, "auto")).episodes
+    reader = open_reader(episode)
+    for name, key in (("state", "states"), ("obs/far", "obs/far")):
+        column = episode.columns[name]
+        with pytest.raises(DataError, match="does not fit") as caught:
+            reader.read_into(column, np.empty(6, column.dtype), 0, 6)
+        assert caught.value.where == f"{path}: /data/demo_0/{key}: step 3"
+    out = np.empty(6, np.uint8)
+    reader.read_into(episode.columns["done"], out, 0, 6)
+    assert out.tolist() == [0, 0, 0, 0, 0, 1]
+    reader.close()
+
+
+def test_provenance(load, lab, tmp_path) -> None:
+    """What is kept of a schema is its text, and of each function the digest of its module's source."""
+    text = f'[derive.x]\nfunction = "{lab}:speed"\ninputs = ["action"]\ndtype = "float32"'
+    kept = schema_file.provenance(load(text))
+    assert kept["text"] == text
+    assert kept["functions"] == [
+        {"function": f"{lab}:speed", "distribution": "",
+         "source": digest.of_file(tmp_path / "code/lab_features.py")[1]}]  # fmt: skip
+    assert derive_functions.provenance("numpy:sqrt")["distribution"].startswith("numpy ")
+
+
+def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
+    """A function goes by its entry point's name, where its package is installed; its version is kept."""
+    info = tmp_path / "code/lab_features-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-features\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[pitools.derive]\nfast = lab_features:speed\n")
+    made = load('[derive.x]\nfunction = "fast"\ninputs = ["action", "reward"]\ndtype = "float32"')
+    assert whole(schema_file.apply(made, detect.scan(robomimic(3), "auto")).episodes[0])["x"].shape == (3,)
+    assert schema_file.provenance(made)["functions"][0]["distribution"] == "lab-features 1.2"
+    with pytest.raises(ConfigError, match="no entry point 'fats'") as caught:
+        load('[derive.x]\nfunction = "fats"\ninputs = ["action"]\ndtype = "float32"')
+    assert "fast" in caught.value.hint

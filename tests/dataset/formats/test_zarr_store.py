@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+import pytest
+import zarr
+
+from pitools.core.errors import DataError
+from pitools.core.fs import exchange
+from pitools.dataset.formats import detect
+from pitools.dataset.ingest import chunking
+from pitools.dataset.ingest.ingest import ingest
+from pitools.store import manifest as manifests
+from pitools.store import version_state
+from pitools.store.manifest import Subset
+from pitools.store.version_state import Quarantine
+
+LENGTHS = (7, 30, 5)
+OFFSETS = (0, 7, 37, 42)
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
+    """Writes a replay buffer as diffusion-policy does, and says what is in it."""
+
+    def write(zarr_format: int = 2, **options: object) -> tuple[Path, dict[str, np.ndarray]]:
+        rng, path = np.random.default_rng(0), tmp_path / "buffer.zarr"
+        arrays = {
+            "img": rng.integers(0, 256, (42, 9, 8, 3), np.uint8),
+            "action": rng.normal(size=(42, 2)).astype(np.float32),
+            "reward": np.zeros(42, np.float32),
+        }
+        root = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+        root.attrs["robot"] = "pusht"
+        for name, values in arrays.items():
+            settings = {"chunks": (10, *values.shape[1:])} | options
+            made = root.create_array(f"data/{name}", shape=values.shape, dtype=values.dtype, **settings)
+            made[:] = values
+        root.create_array("meta/episode_ends", data=np.array(OFFSETS[1:]))
+        return path, arrays
+
+    return write
+
+
+@pytest.mark.parametrize("part", [0, 4])
+@pytest.mark.parametrize(
+    ("zarr_format", "options"),
+    [
+        (2, {}),
+        (2, {"compressors": None}),
+        (2, {"chunks": "row cut"}),
+        (3, {}),
+        (3, {"compressors": None}),
+        (3, {"chunks": "row cut"}),
+        (3, {"shards": "yes"}),
+    ],
+)
+def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
+    """A replay buffer of either format, however it is cut, is its episodes, read in one go or in parts."""
+    if options.get("chunks"):
+        path, arrays = buffer(zarr_format, chunks="auto")
+        root = zarr.open_group(path, mode="r+")
+        del root["data/img"]
+        made = root.create_array("data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(4, 5, 8, 2))
+        made[:] = arrays["img"]
+    elif options.get("shards"):
+        path, arrays = buffer(zarr_format, chunks="auto")
+        root = zarr.open_group(path, mode="r+")
+        del root["data/img"]
+        made = root.create_array("data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(3, 9, 8, 3), shards=(12, 9, 8, 3))
+        made[:] = arrays["img"]
+    else:
+        path, arrays = buffer(zarr_format, **options)
+    found = detect.scan(path, "auto")
+    assert (found.layout, found.refused, found.attributes) == ("zarr", (), {"robot": "pusht"})
+    assert [(episode.name, episode.steps) for episode in found.episodes] == [
+        (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)]  # fmt: skip
+    for episode, low, high in zip(found.episodes, OFFSETS[:-1], OFFSETS[1:], strict=True):
+        got = whole(episode, part)
+        assert set(got) == set(arrays)
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(got[name], values[low:high])
+    assert {str(file.relative_to(path)) for file in found.files} == {
+        str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()
+    }
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_holes(buffer, whole, zarr_format) -> None:
+    """A chunk of frames without a file refuses the episodes it is in; one of rewards is the fill value, and noted."""
+    path, arrays = buffer(zarr_format)
+    found = detect.scan(path, "auto")
+    assert found.notes == ("reward: 5 chunks have no file: taken for the fill value",)
+    assert (whole(found.episodes[1])["reward"] == 0).all()
+    (path / "data/img" / ("c/3/0/0/0" if zarr_format == 3 else "3.0.0.0")).unlink()
+    found = detect.scan(path, "auto")
+    assert [episode.name for episode in found.episodes] == ["episode_0"]
+    assert [(item.name, item.why) for item in found.refused] == [
+        (f"episode_{i}", "img: no file holds steps 30 to 40") for i in (1, 2)]  # fmt: skip
+    np.testing.assert_array_equal(whole(found.episodes[0])["img"], arrays["img"][:7])
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_lost_actions(buffer, zarr_format) -> None:
+    """A lost file of actions refuses its episodes: it would read as zeros."""
+    path, _ = buffer(zarr_format)
+    (path / ("data/action/1.0" if zarr_format == 2 else "data/action/c/1/0")).unlink()
+    found = detect.scan(path, "auto")
+    assert [(item.name, item.why) for item in found.refused] == [("episode_1", "action: no file holds steps 10 to 20")]
+
+
+def test_lost_while_read(buffer, whole) -> None:
+    """A chunk that is cut short is refused when it is read, by its array."""
+    path, _ = buffer(3)
+    found = detect.scan(path, "auto")
+    chunk = path / "data/img/c/0/0/0/0"
+    chunk.write_bytes(chunk.read_bytes()[:-5])
+    with pytest.raises(DataError, match="img"):
+        whole(found.episodes[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda root: root.__delitem__("meta/episode_ends"), "to tell where an episode ends"),
+        (lambda root: root.create_array("data/short", data=np.zeros((41, 2))), r"its shape is \(41, 2\)"),
+        (lambda root: root.create_array("data/when", data=np.zeros(42, "M8[s]")), "is not one of numbers"),
+        (lambda root: root["meta/episode_ends"].__setitem__(1, 3), "does not ascend"),
+        (lambda root: root.create_array("meta/version", data=np.zeros(3)), "its shape is"),
+    ],
+)
+def test_what_cannot_be_stored(buffer, change, what) -> None:
+    """An array that does not run along the steps, or holds no numbers, is refused by name, never left out silently."""
+    path, _ = buffer(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # datetimes have no place in Zarr v3's specification yet
+        change(zarr.open_group(path, mode="r+"))
+    with pytest.raises(DataError, match=what) as caught:
+        detect.scan(path, "auto")
+    assert caught.value.where.startswith(str(path))
+
+
+def test_empty_episode(buffer) -> None:
+    """An episode without steps is refused, the others are not."""
+    path, _ = buffer(3)
+    zarr.open_group(path, mode="r+")["meta/episode_ends"][:] = [7, 7, 42]
+    found = detect.scan(path, "auto")
+    assert [item.name for item in found.refused] == ["episode_1"]
+    assert [episode.steps for episode in found.episodes] == [7, 35]
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_published_version(robomimic, whole, tmp_path, codec) -> None:
+    """A version of ours is a recording with the same episodes, instructions, attributes and splits."""
+    paths = [robomimic(30, 41, name="a.hdf5"), robomimic(5, 6, 7, name="b.hdf5", seed=1)]
+    version = Path(ingest(paths, root=tmp_path / "root", name="x", codec=codec).path)
+    found = detect.scan(version, "auto")
+    before = [episode for path in paths for episode in detect.scan(path, "auto").episodes]
+    assert [episode.name for episode in found.episodes] == [
+        "a/demo_0", "a/demo_1", "b/demo_0", "b/demo_1", "b/demo_2"]  # fmt: skip
+    assert found.splits == {"train": ("a/demo_1", "b/demo_1", "b/demo_2"), "valid": ("a/demo_0", "b/demo_0")}
+    assert found.attributes["version"] == version.name
+    assert found.files == (version / "manifest.json",)
+    for old, new in zip(before, found.episodes, strict=True):
+        assert (new.steps, new.language, new.attributes) == (old.steps, old.language, old.attributes)
+        was, now = whole(old), whole(new, 7)
+        assert set(now) == set(was)
+        for name, values in was.items():
+            np.testing.assert_array_equal(now[name], values)
+
+
+def test_damaged_version(robomimic, whole, tmp_path) -> None:
+    """A flipped bit or a missing shard in a version of ours is refused when it is read, never taken for zeros."""
+    version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
+    found = detect.scan(version, "auto")
+    shard = version / "obs/eye_image/c/0/0/0/0"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match="not what the manifest says"):
+        whole(found.episodes[0])
+    shard.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        whole(found.episodes[0])
+
+
+def test_what_is_said_against_a_version(robomimic, tmp_path) -> None:
+    """That a version, or episodes of it, are in quarantine is told when it is a recording."""
+    version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
+    assert detect.scan(version, "auto").notes == ()
+    version_state.set_quarantine(version, Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    assert "1 of its episodes are in quarantine" in detect.scan(version, "auto").notes[0]
+    version_state.set_quarantine(version, Quarantine(whole=True, at="", by="", reasons=("dark",)))
+    assert "in quarantine: dark" in detect.scan(version, "auto").notes[0]
+
+
+@pytest.mark.parametrize("damage", ["shards", "fill value", "lengths", "name"])
+def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
+    """What is whole in itself, and not what the manifest says, is refused: a new version would have it for good."""
+    with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048):
+        version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
+        other = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
+    if damage == "shards":
+        exchange(version / "obs/eye_image/c/0/0/0/0", version / "obs/eye_image/c/1/0/0/0")
+    elif damage == "fill value":
+        metadata = version / "action/zarr.json"
+        metadata.write_bytes(metadata.read_bytes().replace(b'"fill_value": 0.0', b'"fill_value": 7.0'))
+    elif damage == "lengths":
+        exchange(version / "episode_offsets/c/0", other / "episode_offsets/c/0")
+    else:
+        version = version.rename(version.with_name("0" * 32))
+    with pytest.raises(DataError, match="manifest"):
+        ingest([version], root=tmp_path / "new", name="x")
+    assert not list((tmp_path / "new").glob("x/*"))
+
+
+@pytest.mark.parametrize("name", ["img", "action", "reward"])
+def test_hole_in_a_shard(buffer, whole, name) -> None:
+    """Steps that a shard does not hold are no black frames: nobody wrote them. Rewards may well be 0."""
+    path, arrays = buffer(3)
+    root = zarr.open_group(path, mode="r+")
+    del root[f"data/{name}"]
+    row = arrays[name].shape[1:]
+    made = root.create_array(f"data/{name}", shape=(42, *row), dtype=arrays[name].dtype, chunks=(2, *row),
+                             shards=(10, *row))  # fmt: skip
+    made[:4] = made[6:] = 1
+    first, *others = detect.scan(path, "auto").episodes
+    assert all(whole(other)[name].all() for other in others)
+    if name != "reward":
+        with pytest.raises(DataError, match="a chunk is not stored"):
+            whole(first)
+    else:
+        assert whole(first)[name].tolist() == [1, 1, 1, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["data/img/c/0/0/0/0", "data/action/zarr.json", "notes"])
+def test_a_pipe_in_a_store(buffer, name) -> None:
+    """A pipe would keep its reader waiting: it is refused by its name, and links to files are files."""
+    path, _ = buffer(3)
+    kept = path.with_name("kept")
+    (path / "data/action/zarr.json").rename(kept)
+    (path / "data/action/zarr.json").symlink_to(kept)
+    assert len(detect.scan(path, "auto").episodes) == 3
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    with pytest.raises(DataError, match="not a regular file") as caught:
+        detect.scan(path, "auto")
+    assert caught.value.where == str(path / name)
+
+
+def test_checksum(buffer, whole) -> None:
+    """Where a store has checksums of its own, a flipped bit is refused, also in a chunk that was read before."""
+    from zarr.codecs import Crc32cCodec
+
+    path, _ = buffer(3, compressors=[Crc32cCodec()])
+    found = detect.scan(path, "auto")
+    whole(found.episodes[0])
+    chunk = path / "data/img/c/0/0/0/0"
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(DataError, match="img"):
+        whole(found.episodes[0])
+
+
+@pytest.mark.parametrize("change", ["subset", "episodes"])
+def test_part_of_a_version(robomimic, tmp_path, change) -> None:
+    """A part of a version, or one whose lines are of other episodes, is no recording."""
+    version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
+    known, _ = manifests.load(version)
+    part = Subset(parent=version.name, arrays=tuple(sorted(known.arrays)), steps=((0, 30),))
+    changed = msgspec.structs.replace(known, **({"subset": part} if change == "subset" else {"episodes": 3}))
+    data = manifests.encode(changed)
+    (version / manifests.FILE_NAME).chmod(0o644)
+    (version / manifests.FILE_NAME).write_bytes(data)
+    path = version.rename(version.with_name(manifests.version(data)))
+    with pytest.raises(DataError) as caught:
+        detect.scan(path, "auto")
+    assert (version.name in caught.value.hint) is (change == "subset")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
+    """Arrays that would have one name in the version are refused, both named; --skip leaves one out."""
+    path, arrays = buffer(zarr_format)
+    root = zarr.open_group(path, mode="r+")
+    for number, name in enumerate(("action", "data/actions"), 1):
+        root.create_array(name, data=arrays["action"] + number)
+    with pytest.raises(DataError) as caught:
+        detect.scan(path, "auto")
+    assert "action and data/action " in caught.value.what
+    with pytest.raises(DataError):
+        detect.scan(path, "auto", ["data/action"])
+    found = detect.scan(path, "auto", ["data/action", "data/actions"])
+    np.testing.assert_array_equal(whole(found.episodes[0])["action"], arrays["action"][:7] + 1)

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.dataset.catalog.retirement import retire, undo
+from pitools.dataset.gc.collect import GRACE_S, gc
+from pitools.store import retirement, tags, version_state
+
+LATER = version_state.now() + timedelta(days=8)
+KEY = "1234" * 8  # of an ingest
+
+
+def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
+    """State and reason by version, after `gc` a week later."""
+    return {found.version: (found.state, found.why) for found in gc(root, **{"present": LATER} | settings)}
+
+
+def test_nothing_to_do(publish, tmp_path) -> None:
+    """What is not retired is not even spoken of, and not one manifest is opened."""
+    publish(tmp_path, "x")
+    with patch("pitools.dataset.gc.references.Marks.look", side_effect=AssertionError):
+        assert run(tmp_path) == {}
+
+
+def test_grace(publish, tmp_path) -> None:
+    """A retired version stays for the grace, its own where that is longer, and then goes with all its records."""
+    one, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire(one, why="bad labels")
+    retire(two, grace_s=30 * 86400)
+    version_state.set_quarantine(one, version_state.Quarantine(whole=True, at="", by=""))
+    soon = run(tmp_path, present=LATER - timedelta(days=2))
+    assert {state for state, _ in soon.values()} == {"kept"}
+    assert "within its grace until" in soon[one.name][1]
+    assert run(tmp_path, dry_run=True)[one.name] == ("would-remove", "")
+    assert one.exists()
+    found = run(tmp_path)
+    assert (found[one.name], found[two.name][0]) == (("removed", ""), "kept")
+    assert not one.exists()
+    assert two.exists()
+    assert not [path for path in tmp_path.rglob("*") if one.name in path.name]
+    assert not (tmp_path / version_state.TRASH).exists()
+
+
+def test_undo(publish, tmp_path) -> None:
+    """A retirement that was taken back in time never was; of a version that is gone it cannot be."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    undo(tmp_path, "x", one.name)
+    assert run(tmp_path) == {}
+    retire(one)
+    run(tmp_path)
+    with pytest.raises(UsageError, match="any more"):
+        undo(tmp_path, "x", one.name)
+
+
+def test_same_content_again(publish, tmp_path) -> None:
+    """A version that was ingested again is not retired by what was said of the one before."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    kept = version_state.retired_file(tmp_path, "x", one.name).read_bytes()
+    run(tmp_path)
+    time.sleep(0.002)
+    assert publish(tmp_path, "x") == one
+    version_state.retired_file(tmp_path, "x", one.name).write_bytes(kept)  # as a killed `gc` may leave it
+    assert retirement.read(tmp_path, "x") == {}
+    assert run(tmp_path) == {}
+    assert one.exists()
+
+
+def plan(runs: Path, name: str, *versions: str) -> None:
+    (runs / name).mkdir(parents=True)
+    data = [{"name": "d", "source": "/x", "version": version, "bytes": 1} for version in versions]
+    (runs / name / "plan.json").write_text(json.dumps({"schema": "pit.plan/1", "name": "x", "data": data}))
+
+
+def test_what_keeps(publish, tmp_path) -> None:
+    """A lease, a run's plan, a child and a part of it each keep a retired version, and the reason names them."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    leased, run_by, parent, loose = (publish(root, "x", number) for number in range(4))
+    child = publish(root, "y", 4, parent=parent.name)
+    for path in (leased, run_by, parent, loose):
+        retire(path)
+    plan(runs, "bc-1", "f" * 32, run_by.name)
+    with version_state.lease(leased, 9 * 86400, "training bc-1"):
+        found = run(root, runs=[runs])
+    assert {version: state for version, (state, _) in found.items()} == {
+        leased.name: "kept", run_by.name: "kept", parent.name: "kept", loose.name: "removed",
+    }  # fmt: skip
+    assert "training bc-1" in found[leased.name][1]
+    assert found[run_by.name][1] == "run bc-1"
+    assert found[parent.name][1] == f"parent of y/{child.name}"
+    shutil.rmtree(runs / "bc-1")
+    retire(child)
+    assert {state for state, _ in run(root, runs=[runs]).values()} == {"removed"}  # parent and child at once
+
+
+def test_real_plan() -> None:
+    """The plan that a launch writes has the fields that `gc` reads of it."""
+    from pitools.launch.plan import Plan, Staged
+
+    assert "data" in Plan.__struct_fields__
+    assert "version" in Staged.__struct_fields__
+
+
+def test_tag_after_retirement(publish, tmp_path) -> None:
+    """Where both happened at the same moment the tag keeps the version."""
+    one = publish(tmp_path, "x")
+    tags.move(tmp_path, "x", "prod", one.name)
+    with patch("pitools.store.tags.read", return_value={}):
+        retire(one)
+    assert run(tmp_path) == {one.name: ("kept", "tag prod")}
+    tags.move(tmp_path, "x", "prod", "")
+    assert run(tmp_path)[one.name][0] == "removed"
+
+
+def test_leases_end(publish, tmp_path) -> None:
+    """A lease lasts as long as it says and some minutes more, can be renewed, and what is left of it is removed."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    holder = version_state.lease(one, 3600, "job")
+    lease = holder.__enter__()  # and killed
+    over = timedelta(seconds=3600) + version_state.SKEW
+    begun = version_state.now()
+    assert run(tmp_path, grace_s=0, present=begun + over - timedelta(seconds=9))[one.name][0] == "kept"
+    lease.renew(7200)
+    assert run(tmp_path, grace_s=0, present=begun + over + timedelta(seconds=9))[one.name][0] == "kept"
+    live = publish(tmp_path, "x", 1)
+    with version_state.lease(live, 60, "other"):
+        assert run(tmp_path, grace_s=0, present=begun + 2 * over + timedelta(hours=1))[one.name][0] == "removed"
+        assert version_state.names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
+    with pytest.raises(DataError, match="not there"), version_state.lease(one, 60, "job"):
+        pass
+    assert not version_state.leases_dir(tmp_path, "x", one.name).exists()
+
+
+def test_unreadable_things_keep(publish, tmp_path) -> None:
+    """A manifest, plan, lease or tag that cannot be read may name anything, so everything stays, and it is named."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    one, damaged = publish(root, "x"), publish(root, "y", 1)
+    retire(one)
+    whole = (damaged / "manifest.json").read_bytes()
+    (damaged / "manifest.json").write_text("{")
+    state, why = run(root)[one.name]
+    assert (state, str(damaged) in why) == ("kept", True)
+    (damaged / "manifest.json").write_bytes(whole)
+    plan(runs, "bc-1")
+    (runs / "bc-1/plan.json").write_text("{")
+    state, why = run(root, runs=[runs])[one.name]
+    assert (state, "bc-1/plan.json" in why) == ("kept", True)
+    leases = version_state.leases_dir(root, "x", one.name)
+    leases.mkdir(parents=True)
+    (leases / "a.json").write_text("{")
+    assert run(root)[one.name] == ("kept", "lease of ?:0 (a.json) until 9999-12-31T00:00:00Z")
+    (leases / "a.json").unlink()
+    broken = version_state.tags_dir(root, "x") / "prod/1.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    assert str(broken) in run(root)[one.name][1]
+    broken.unlink()
+    with pytest.raises(UsageError, match="no such folder of runs"):
+        run(root, runs=[tmp_path / "typo"])
+    assert run(root)[one.name][0] == "removed"
+
+
+def test_damaged_itself(publish, tmp_path) -> None:
+    """A version whose own manifest is damaged can be retired and goes."""
+    one = publish(tmp_path, "x")
+    (one / "manifest.json").write_text("{")
+    retire(one)
+    assert run(tmp_path)[one.name][0] == "removed"
+
+
+@pytest.mark.parametrize("what", ["tag", "lease", "run", "child", "undo"])
+def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
+    """Whatever names a version after `gc` took it aside brings it back, whole."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    runs.mkdir()
+    one = publish(root, "x")
+    content = sorted((path.relative_to(one), path.stat().st_ino) for path in one.rglob("*"))
+    retire(one)
+    rename, done = os.rename, []
+
+    def act(old, new):
+        rename(old, new)
+        if Path(old) != one or done:
+            return
+        done.append(True)
+        if what == "tag":
+            link = version_state.tags_dir(root, "x") / "prod/1.json"
+            version_state.write(link, tags._Move(version=one.name, at="", by=""))
+        elif what == "lease":
+            version_state.write(version_state.leases_dir(root, "x", one.name) / "a.json",
+                          version_state.Reader(until="2999-01-01T00:00:00Z", host="h", pid=1, what="w"))  # fmt: skip
+        elif what == "run":
+            plan(runs, "bc-1", one.name)
+        elif what == "child":
+            publish(root, "z", 9, parent=one.name)
+        else:
+            with pytest.raises(TryLater, match="will bring it back"):
+                undo(root, "x", one.name)
+
+    with patch("os.rename", act):
+        found = run(root, runs=[runs])
+    assert found[one.name][0] == "kept"
+    assert sorted((path.relative_to(one), path.stat().st_ino) for path in one.rglob("*")) == content
+    assert not (root / version_state.TRASH).exists()
+
+
+def test_freed(publish, tmp_path) -> None:
+    """A file that another version has a hard link to frees nothing, until the last of them goes."""
+    one = publish(tmp_path, "x")
+    two, three = (publish(tmp_path, "x", number, parent=one.name, shares=one) for number in (1, 2))
+    own = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.stat().st_nlink == 1)
+           for path in (one, two, three)}  # fmt: skip
+    shared = (one / "action/c/0").stat().st_size
+
+    def freed(**settings) -> dict[str, int]:
+        return {found.version: found.freed_bytes for found in gc(tmp_path, present=LATER, **settings)}
+
+    retire(three)
+    assert freed(dry_run=True) == freed() == {three.name: own[three]}
+    retire(two)
+    retire(one)
+    planned, done = freed(dry_run=True), freed()
+    assert planned == done
+    assert sum(done.values()) == own[one] + own[two] + shared
+
+
+def test_unfinished(publish, tmp_path) -> None:
+    """An unfinished ingest goes when nothing in it was written to for the grace, and not before."""
+    publish(tmp_path, "x")
+    other = f"rebuild.x.{'5' * 8}"
+    made = tmp_path / f".tmp/x.{KEY}/store/action/c"
+    made.mkdir(parents=True)
+    (made / "0").write_bytes(b"x" * 100)
+    (tmp_path / f".tmp/{other}").mkdir()
+
+    def age(*paths: Path) -> None:
+        for path in paths:
+            os.utime(path, (LATER.timestamp() - GRACE_S - 9,) * 2)
+
+    age(*[path for path in (tmp_path / ".tmp").rglob("*") if path.name not in (other, "0")])
+    os.utime(made / "0", (LATER.timestamp(),) * 2)
+    os.utime(tmp_path / f".tmp/{other}", (LATER.timestamp(),) * 2)
+    assert run(tmp_path) == {}
+    assert run(tmp_path, grace_s=0, present=LATER + timedelta(minutes=9)) == {}
+    age(made / "0")
+    (record,) = gc(tmp_path, present=LATER, dry_run=True)
+    assert (record.state, record.name, record.version, record.freed_bytes) == ("would-remove", f"x.{KEY}", "", 100)
+    (record,) = gc(tmp_path, present=LATER)
+    assert (record.state, record.name) == ("removed", f"x.{KEY}")
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == [other]
+
+
+def test_folders_of_any_depth(publish, tmp_path) -> None:
+    """Folders that somebody made in a retired version and in an unfinished ingest go with them, also where they are
+    deeper than a recursion or a path can be."""
+    version, begun = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
+    retire(version)
+    begun.mkdir(parents=True)
+    for top, depth in ((version, 1100), (begun, 2100)):
+        folders = [os.open(top, os.O_RDONLY)]
+        for _ in range(depth):
+            os.mkdir("d", dir_fd=folders[-1])
+            folders.append(os.open("d", os.O_RDONLY, dir_fd=folders[-1]))
+            os.close(folders.pop(0))
+        os.close(folders.pop())
+    assert {state for state, _ in run(tmp_path).values()} == {"removed"}
+    assert [path.exists() for path in (version, begun, tmp_path / version_state.TRASH)] == [False] * 3
+
+
+def test_link_is_left(publish, tmp_path) -> None:
+    """A version that is a link to elsewhere is not followed."""
+    real = publish(tmp_path / "else", "x")
+    root = tmp_path / "root"
+    (root / "x").mkdir(parents=True)
+    (root / "x" / real.name).symlink_to(real)
+    record = retirement.Retired(name="x", version=real.name, when="2020-01-01T00:00:00Z", by="",
+                             published=retirement.published((real / "manifest.json").stat().st_mtime_ns))  # fmt: skip
+    version_state.write(version_state.retired_file(root, "x", real.name), record)
+    assert run(root)[real.name] == ("kept", "it is reached by a link, and what that names is not ours")
+    assert (real / "action/c/0").exists()
+
+
+def _kill_at(step: int, work) -> bool:
+    """Run in a forked child that dies before its `step`-th change of the file system; whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        import sys
+
+        left = step
+        changes = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.unlink", "os.truncate"}
+
+        def count(event: str, args) -> None:
+            nonlocal left
+            if event in changes or (event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT):
+                left -= 1
+                if left == 0:
+                    os._exit(99)
+
+        try:
+            sys.addaudithook(count)
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 99)
+    return code == 99
+
+
+def test_killed_at_every_step(publish, tmp_path) -> None:
+    """Killed before any change it makes, `gc` has lost nothing that is named, and the next one ends its work."""
+    revived = 0
+    for step in range(1, 200):
+        root = tmp_path / str(step)
+        gone, child, kept, live = (
+            parent := publish(root, "x"), publish(root, "x", 1, parent=parent.name, shares=parent),
+            publish(root, "x", 2), publish(root, "x", 3),
+        )  # fmt: skip
+        grandchild = publish(root, "y", 4, parent=kept.name)
+        for path in (gone, child, kept):
+            retire(path)
+        (root / f".tmp/x.{KEY}").mkdir(parents=True)
+        os.utime(root / f".tmp/x.{KEY}", (0, 0))
+        died = _kill_at(step, lambda root=root: list(gc(root, present=LATER)))
+        before = {path: (path / "action/c/1").read_bytes() for path in (kept, live, grandchild)}  # never away
+        aside = [path.name for path in version_state.names(root / version_state.TRASH) if child.name in path.name]
+        if step % 2 and aside and not aside[0].endswith(".gone"):
+            plan(root / "runs", "r", child.name)  # what is only aside comes back when it is named now
+        runs = [root / "runs"] if (root / "runs").exists() else []
+        list(gc(root, present=LATER, runs=runs))
+        assert all((path / "action/c/1").read_bytes() == data for path, data in before.items())
+        assert not (root / version_state.TRASH).exists()
+        assert not (root / f".tmp/x.{KEY}").exists()
+        assert child.exists() == bool(runs)
+        if runs and gone.exists():
+            assert (gone / "action/c/0").samefile(child / "action/c/0")
+            revived += 1
+        if not died:
+            break
+    assert 15 < step < 199
+    assert revived

@@ -1,0 +1,363 @@
+"""What `gc` meets: others at work, clocks that are wrong, links, and what it may not read or delete."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
+from pitools.dataset.catalog.retirement import retire, undo
+from pitools.dataset.gc.collect import gc
+from pitools.store import tags, version_state
+from pitools.store.version_state import Quarantine
+
+LATER = version_state.now() + timedelta(days=8)
+
+
+def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
+    """State and reason by version, after `gc` a week later."""
+    return {found.version: (found.state, found.why) for found in gc(root, **{"present": LATER} | settings)}
+
+
+def at_rename(old: Path, act):
+    """Does `act` once, right after `old` was renamed."""
+    rename, done = os.rename, []
+
+    def renamed(one, two):
+        rename(one, two)
+        if Path(one) == old and not done:
+            done.append(True)
+            act()
+
+    return patch("os.rename", renamed)
+
+
+def test_another_gc_forgets_nothing(publish, tmp_path) -> None:
+    """What is said of a version stands while one `gc` has it aside and another comes by, however that ends."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    version_state.set_quarantine(one, record := Quarantine(whole=False, episodes={3: ("black",)}, at="", by=""))
+    name = version_state.tags_dir(tmp_path, "x") / "prod/1.json"
+
+    def another() -> None:
+        listed = version_state.names  # as it was before the first one took the version
+        with patch(
+            "pitools.store.version_state.names", lambda path, end="": [] if path.name == ".trash" else listed(path, end)
+        ):
+            assert run(tmp_path) == {}
+        version_state.write(name, tags._Move(version=one.name, at="", by=""))
+
+    with at_rename(one, another):
+        assert run(tmp_path)[one.name] == ("kept", "tag prod")
+    assert version_state.quarantine(one) == record
+    assert run(tmp_path)[one.name] == ("kept", "tag prod")  # and it is still retired
+
+
+def test_two_take_one(publish, tmp_path) -> None:
+    """Of two that collect the same version one tells that it removed it, and nothing is left of it."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    told = []
+    with at_rename(one, lambda: told.append(run(tmp_path))):
+        told.append(run(tmp_path))
+    assert sorted(len(records) for records in told) == [0, 1]
+    assert not [path for path in tmp_path.rglob("*") if one.name in path.name]
+
+
+def aside(root: Path, version: Path, end: str = "") -> Path:
+    """Where a killed `gc` leaves a version that it has taken, or (end) that it has decided about."""
+    (root / version_state.TRASH).mkdir(exist_ok=True)
+    return version.rename(root / version_state.TRASH / f"x.{version.name}.{'0' * 8}{end}")
+
+
+def test_killed_before_it_forgot(publish, tmp_path) -> None:
+    """What was said of a version that went is forgotten by the next `gc`, but not what was said of the same content,
+    ingested again."""
+    one = publish(tmp_path, "x")
+    old, new = (Quarantine(whole=True, at=when, by="") for when in ("then", "now"))
+    for again in (False, True):
+        retire(one)
+        version_state.set_quarantine(one, old)
+        aside(tmp_path, one, ".gone")
+        if again:
+            version_state.set_quarantine(publish(tmp_path, "x"), new)
+        assert run(tmp_path) == {}
+        assert not (tmp_path / version_state.TRASH).exists()
+        assert version_state.quarantine(one) == (new if again else None)
+        assert version_state.retired_file(tmp_path, "x", one.name).exists() == again
+        publish(tmp_path, "x")
+
+
+def test_ancestors(publish, tmp_path) -> None:
+    """A version keeps those it was made of, however far back, also as a part of one."""
+    one = publish(tmp_path, "x")
+    two = publish(tmp_path, "x", 1, parent=one.name)
+    three = publish(tmp_path, "y", 2, part_of=two.name)
+    for path in (one, two):
+        retire(path)
+    assert run(tmp_path) == {
+        one.name: ("kept", f"parent of x/{two.name}"), two.name: ("kept", f"parent of y/{three.name}"),
+    }  # fmt: skip
+
+
+def test_child_that_was_left_aside(publish, tmp_path) -> None:
+    """A child that a killed `gc` left aside keeps no parent when it goes itself."""
+    one = publish(tmp_path, "x")
+    two = publish(tmp_path, "x", 1, parent=one.name)
+    retire(one)
+    retire(two)
+    aside(tmp_path, two)
+    assert {version: state for version, (state, _) in run(tmp_path).items()} == {
+        one.name: "removed", two.name: "removed",
+    }  # fmt: skip
+
+
+def test_made_again_while_it_was_aside(publish, tmp_path) -> None:
+    """A version that was left aside and is there again is only a copy: it goes, whatever names the version."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    aside(tmp_path, one)
+    assert publish(tmp_path, "x") == one
+    version_state.write(
+        version_state.tags_dir(tmp_path, "x") / "prod/1.json", tags._Move(version=one.name, at="", by="")
+    )
+    assert {state for state, _ in run(tmp_path).values()} == {"removed"}
+    assert (one / "action/c/0").exists()
+    assert not (tmp_path / version_state.TRASH).exists()
+    assert tags.read(tmp_path, "x")["prod"].version == one.name
+
+
+def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
+    """Before the last look, every folder in which something may name a version is looked at anew."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    (runs / "r").mkdir(parents=True)
+    one = publish(root, "x")
+    publish(root, "y", 1)
+    tags.move(root, "x", "prod", one.name)
+    tags.move(root, "x", "prod", "")
+    retire(one)
+    fresh: list[Path] = []
+    with at_rename(one, fresh.clear), patch("pitools.store.version_state.refresh", fresh.append):
+        assert run(root, runs=[runs])[one.name][0] == "removed"
+    kept = version_state.catalog_dir(root, "x")
+    assert {
+        root,
+        root / "x",
+        root / "y",
+        runs,
+        runs / "r",
+        kept,
+        kept / "tags",
+        kept / "tags/prod",
+        kept / "retired",
+    } <= {*fresh}
+
+
+def test_undo_as_it_comes_back(publish, tmp_path) -> None:
+    """A version that `gc` brings back while its retirement is taken back is there."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    left = aside(tmp_path, one)
+    with patch("pitools.store.version_state.names", lambda folder: (left.rename(one), [])[1]):
+        undo(tmp_path, "x", one.name)
+    assert run(tmp_path) == {}
+
+
+def test_interrupted(publish, tmp_path) -> None:
+    """After Ctrl-C, or an error, nothing stays aside that was not decided."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    for error in (KeyboardInterrupt, OSError):
+        with patch("pitools.dataset.gc.collect._refresh", side_effect=error), pytest.raises(error):
+            run(tmp_path)
+        assert (one / "manifest.json").is_file()
+    assert run(tmp_path)[one.name][0] == "removed"
+
+
+@pytest.mark.parametrize("folder", ["root", "x", "y", "runs", ".catalog/tags", ".catalog/leases"])
+def test_unreadable_folder_keeps(publish, tmp_path, folder) -> None:
+    """A folder that may not be listed may hold what names a version."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    runs.mkdir()
+    one = publish(root, "x")
+    publish(root, "y", 1, parent=one.name)
+    retire(one)
+    (version_state.tags_dir(root, "x") / "old").mkdir(parents=True)
+    listdir = os.listdir
+
+    def refused(path):
+        if str(path).endswith(f"/{folder}") or (folder.endswith("leases") and "/leases/" in str(path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    with patch("os.listdir", refused):
+        if folder == "root":
+            with pytest.raises(ClusterError):
+                run(root, runs=[runs])
+        else:
+            assert run(root, runs=[runs])[one.name][0] == "kept"
+    assert one.exists()
+
+
+@pytest.mark.parametrize("what", ["plan", "manifest", "lease"])
+def test_what_would_keep_it_waiting(publish, tmp_path, what) -> None:
+    """A pipe in the place of a file that may name a version is not read, and keeps it."""
+    root, run_dir = tmp_path / "root", tmp_path / "runs/r"
+    run_dir.mkdir(parents=True)
+    one = publish(root, "x")
+    retire(one)
+    path = {"plan": run_dir / "plan.json", "manifest": root / "y" / ("1" * 32) / "manifest.json",
+            "lease": version_state.leases_dir(root, "x", one.name) / "a.json"}[what]  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    assert run(root, runs=[tmp_path / "runs"])[one.name][0] == "kept"
+
+
+@pytest.mark.parametrize("until", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "soon", ""])
+def test_strange_lease_keeps(publish, tmp_path, until) -> None:
+    """A lease whose end is no time that we know has none."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    record = version_state.Reader(until=until, host="h", pid=1, what="w")
+    version_state.write(version_state.leases_dir(tmp_path, "x", one.name) / "a.json", record)
+    assert run(tmp_path)[one.name][0] == "kept"
+
+
+def test_clock_that_is_ahead(publish, tmp_path) -> None:
+    """Where our clock is a month ahead of the file system's, no grace and no lease is over before its time."""
+    one, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire(one)
+    retire(two)
+    with (
+        version_state.lease(two, 3600, "job"),
+        patch("pitools.store.version_state.now", lambda: LATER + timedelta(days=30)),
+    ):
+        (kept, _) = gc(tmp_path)
+        assert "within its grace" in kept.why
+        found = {record.version: record.state for record in gc(tmp_path, grace_s=-9)}
+    assert found == {one.name: "removed", two.name: "kept"}
+
+
+def test_clock_that_was_behind(publish, tmp_path) -> None:
+    """A version that was retired by a clock of 1970 has its grace from when that was written."""
+    one = publish(tmp_path, "x")
+    retire(one, present=version_state.now() - timedelta(days=9999))
+    assert "within its grace" in run(tmp_path, present=LATER - timedelta(days=2))[one.name][1]
+    assert run(tmp_path)[one.name][0] == "removed"
+
+
+def test_dataset_that_is_a_link(publish, tmp_path) -> None:
+    """Of a dataset that is another root's, reached by a link, nothing goes: what names it is in that root. But what is
+    in it names versions of this one."""
+    other, root = tmp_path / "other", tmp_path / "root"
+    theirs = publish(other, "x")
+    publish(other, "z", 1, parent=theirs.name)
+    ours = publish(root, "y", 2)
+    publish(other, "x", 3, parent=ours.name)
+    (root / "x").symlink_to(other / "x")
+    retire(theirs)
+    retire(ours)
+    for dry_run in (True, False):
+        found = run(root, dry_run=dry_run)
+        assert {state for state, _ in found.values()} == {"kept"}
+        assert "reached by a link" in found[theirs.name][1]
+        assert "parent of x/" in found[ours.name][1]
+
+
+def test_folders_of_others(publish, tmp_path) -> None:
+    """Of a `.tmp` or `.trash` that is a link, or used by somebody else, nothing is touched."""
+    root, home = tmp_path / "root", tmp_path / "home"
+    publish(root, "x")
+    names = ("notes", "x.gone", "a.1234", f"old.{'1' * 32}")
+    for folder in (home, root / ".tmp", root / ".trash"):
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            os.utime(folder / name, (0, 0))
+    found = list(gc(root, present=LATER))
+    assert [record.name for record in found] == [names[-1]]  # in `.tmp` it is an ingest's
+    assert sorted(path.name for path in (root / ".trash").iterdir()) == sorted(names)
+    shutil.rmtree(root / ".tmp")
+    (root / ".tmp").symlink_to(home)
+    assert list(gc(root, present=LATER)) == []
+    shutil.rmtree(root / ".trash")
+    (root / ".trash").symlink_to(home)
+    with pytest.raises(ClusterError, match="link"):
+        list(gc(root, present=LATER))
+    assert sorted(path.name for path in home.iterdir()) == sorted(names)
+
+
+def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
+    """Where a version that is kept, or files of one that is not, stay in the trash, the record says where."""
+    one = publish(tmp_path, "x")
+    retire(one)
+    rename = os.rename
+
+    def stuck(old, new):
+        if Path(new) == one:
+            raise PermissionError(13, "Permission denied")
+        rename(old, new)
+        if Path(old) == one:
+            version_state.write(
+                version_state.tags_dir(tmp_path, "x") / "a/1.json", tags._Move(version=one.name, at="", by="")
+            )
+
+    with patch("os.rename", stuck):
+        state, why = run(tmp_path)[one.name]
+    assert (state, why.split(";")[0]) == ("kept", "tag a")
+    assert f"{tmp_path / '.trash'}/x.{one.name}" in why
+    with pytest.raises(TryLater, match="will bring it back"):
+        undo(tmp_path, "x", one.name)
+    run(tmp_path)
+    assert one.exists()
+    tags.move(tmp_path, "x", "a", "")
+    retire(one)
+    with patch("shutil.rmtree"):
+        assert str(tmp_path / version_state.TRASH) in run(tmp_path)[one.name][1]
+    with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
+        undo(tmp_path, "x", one.name)
+    assert run(tmp_path) == {}
+    assert not (tmp_path / version_state.TRASH).exists()
+
+
+def _collect(root: Path, stop) -> None:
+    until = time.monotonic() + 60  # should the test be killed
+    while not stop.is_set() and time.monotonic() < until:
+        list(gc(root, grace_s=-9))
+
+
+def test_everybody_at_once(publish, tmp_path) -> None:
+    """Versions are retired, tagged, leased and collected by several at once: what a tag names in the end is there."""
+    versions = [publish(tmp_path, "x", number) for number in range(40)]
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    collectors = [context.Process(target=_collect, args=(tmp_path, stop), daemon=True) for _ in range(2)]
+    for collector in collectors:
+        collector.start()
+    named, won = {}, 0
+    for i, path in enumerate(versions):
+        try:
+            retire(path)
+            undo(tmp_path, "x", path.name)
+            tags.move(tmp_path, "x", f"t{i}", path.name)
+        except PitError:
+            continue
+        named[f"t{i}"] = path
+        won += 1
+        with pytest.raises(UsageError):  # its tag, or that it is aside for a moment
+            retire(path)
+    stop.set()
+    for collector in collectors:
+        collector.join()
+        assert collector.exitcode == 0
+    run(tmp_path)
+    held = {tag: value.version for tag, value in tags.read(tmp_path, "x").items()}
+    assert {tag: path.name for tag, path in named.items()} == held
+    assert all((path / "action/c/1").exists() for path in named.values())
+    assert not (tmp_path / version_state.TRASH).exists()

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pitools.core.errors import DataError, Unreachable, UsageError
+from pitools.dataset.formats import readers
+from pitools.dataset.ingest import unreadable_episodes
+from pitools.dataset.ingest.ingest import ingest
+from pitools.dataset.reader import open_dataset
+
+
+@pytest.fixture
+def refused(tmp_path) -> Callable[..., DataError]:
+    """The DataError of ingesting these recordings, after which there is neither root nor anything else new."""
+
+    def attempt(*paths: Path, **options) -> DataError:
+        with pytest.raises(DataError) as caught:
+            ingest(list(paths), root=tmp_path / "root", name="x", **options)
+        assert not (tmp_path / "root").exists()
+        return caught.value
+
+    return attempt
+
+
+def change(path: Path, key: str, value: object) -> None:
+    with h5py.File(path, "r+") as file:
+        if key in file:
+            del file[key]
+        if value is not None:
+            file[key] = value
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.99, 0.01, 0])
+def test_truncated(robomimic, refused, keep) -> None:
+    """A recording cut short, even by a little, is refused by name."""
+    path = robomimic(20, 20)
+    os.truncate(path, int(path.stat().st_size * keep))
+    error = refused(path)
+    assert "cannot be read as HDF5" in error.what
+    assert error.where == str(path)
+
+
+def test_not_hdf5(tmp_path, refused) -> None:
+    """A file that is not HDF5 is said to be none."""
+    (tmp_path / "notes.txt").write_text("hello\n" * 100)
+    assert "signature" in refused(tmp_path / "notes.txt").what
+
+
+@pytest.fixture
+def corrupt(robomimic) -> Callable[..., Path]:
+    """A recording of which the chunk of steps [5, 10) of these demos' compressed frames is damaged."""
+
+    def write(*numbers: int, name: str = "reach.hdf5") -> Path:
+        path = robomimic(20, 20, 20, name=name)
+        offsets = []
+        with h5py.File(path, "r+") as file:
+            for number in numbers:
+                key = f"data/demo_{number}/obs/eye_image"
+                frames = file[key][:]
+                del file[key]
+                made = file.create_dataset(key, data=frames, compression="gzip", chunks=(5, 8, 8, 3))
+                offsets.append(made.id.get_chunk_info_by_coord((5, 0, 0, 0)).byte_offset)
+        data = bytearray(path.read_bytes())
+        for offset in offsets:
+            data[offset : offset + 8] = b"\xff" * 8
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damaged_inside(corrupt, refused, workers) -> None:
+    """A recording whose compressed frames are damaged is refused late in the ingest, by episode, array and chunk."""
+    path = corrupt(1)
+    error = refused(path, workers=workers)
+    assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
+    assert error.what.startswith("demo_1 ")
+    assert "--skip-refused" in error.hint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> None:
+    """Damage that only shows when frames are read does not keep the other episodes out: all of it is found at once."""
+    paths = [corrupt(0, 2), corrupt(0, 1, 2, name="none.hdf5"), robomimic(4, name="whole.hdf5", seed=3)]
+    options = {"root": tmp_path / "root", "name": "x", "skip_refused": True, "workers": workers}
+    version = ingest(paths, report=tmp_path / "report.jsonl", **options)
+    opened = open_dataset(Path(version.path))
+    assert [episode["name"] for episode in opened.episodes] == ["demo_1", "demo_0"]
+    with h5py.File(paths[0]) as file:
+        np.testing.assert_array_equal(opened.read("obs/eye_image", 0, 20), file["data/demo_1/obs/eye_image"][:])
+    records = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [(Path(record["file"]).name, record["episode"]) for record in records if not record["accepted"]] == [
+        ("none.hdf5", "demo_0"), ("none.hdf5", "demo_1"), ("none.hdf5", "demo_2"),
+        ("reach.hdf5", "demo_0"), ("reach.hdf5", "demo_2"),
+    ]  # fmt: skip
+    assert [source["file"] for source in opened.manifest.source] == ["reach.hdf5", "whole.hdf5"]
+    assert not ingest(paths, **options).new
+    assert not (tmp_path / "root/.tmp").exists()
+    with pytest.raises(DataError):
+        ingest(paths[1:2], root=tmp_path / "none", name="x", skip_refused=True)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_system_that_fails_for_now(corrupt, tmp_path, monkeypatch, first) -> None:
+    """Where the file system fails no episode is left out for it, neither at first nor when damage is looked for."""
+    path, read, done = corrupt(1), os.preadv, []
+
+    def failing(descriptor, views, offset) -> int:
+        if (first or done) and Path(f"/proc/self/fd/{descriptor}").samefile(path):
+            views.clear()  # no view of a buffer outlives the call
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, views, offset)
+
+    damaged = unreadable_episodes.damaged
+    monkeypatch.setattr(unreadable_episodes, "damaged", lambda *rest: done.append(True) or damaged(*rest))
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(Unreachable):
+        ingest([path], root=tmp_path / "root", name="x", skip_refused=True, workers=1)
+    assert not list((tmp_path / "root").glob("x/*"))
+
+
+def test_unequal_lengths(robomimic, refused) -> None:
+    """An episode whose arrays differ in length is refused by file, demo, both arrays and both lengths."""
+    path = robomimic(5, 6)
+    change(path, "data/demo_1/obs/eye_image", np.zeros((4, 8, 8, 3), np.uint8))
+    error = refused(path)
+    assert error.what == "/data/demo_1/obs/eye_image has 4 steps where actions has 6"
+    assert error.where == f"{path}: /data/demo_1"
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.zeros((6, 9, 8, 3), np.uint8), r"uint8 \(9, 8, 3\), but uint8 \(8, 8, 3\) in demo_0"),
+        (np.zeros((6, 8, 8, 3), np.float32), r"float32 \(8, 8, 3\), but uint8 \(8, 8, 3\) in demo_0"),
+        (None, "demo_1 has no obs/eye_image, which demo_0 has"),
+    ],
+)
+def test_episodes_differ(robomimic, refused, value, what) -> None:
+    """An episode with another shape, dtype or set of arrays than the first is refused by its demo."""
+    path = robomimic(5, 6)
+    change(path, "data/demo_1/obs/eye_image", value)
+    error = refused(path)
+    assert re.search(what, error.what)
+    assert error.where == f"{path}: demo_1"
+
+
+def test_files_differ(robomimic, refused) -> None:
+    """Recordings that do not go together are refused by the file that differs."""
+    one, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
+    error = refused(one, two)
+    assert error.where == f"{two}: demo_0"
+    assert "a1.hdf5" in error.what
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("data", None, "unknown layout: it has mask"),
+        ("data/demo_0/actions", None, "the demo has no actions"),
+        ("data/demo_0/actions", np.zeros((0, 7)), "num_samples says 3 steps where actions has 0"),
+        ("data/demo_0/names", np.array([b"a", b"b", b"c"]), "is not one of numbers"),
+        ("data/demo_0/obs/scale", 3.0, "it is one value where an array of 3 steps was expected"),
+        ("data/demo_0/obs/none", np.zeros((3, 0)), "has 0 bytes"),
+        ("data/demo_0/obs/a b", np.zeros(3), "cannot be named 'obs/a b'"),
+        ("data/demo_0/obs/..", np.zeros(3), r"cannot be named 'obs/\.\.'"),
+        ("data/demo_0/zarr.json", np.zeros(3), "cannot be named"),
+        ("data/demo_0/episode_offsets", np.zeros(3), "cannot be named"),
+        ("data/demo_0/action", np.zeros(3), "would both be 'action'"),
+        ("data/demo_0/state/x", np.zeros(3), None),
+        ("mask/odd", np.array([b"demo_7"]), "mask odd names demo_7"),
+        ("data/demo_0/far", h5py.ExternalLink("/etc/passwd", "/x"), "is a link to another file"),
+        ("data/demo_0/loop", h5py.SoftLink("/data/demo_0"), "is linked twice"),
+        ("data/demo_0/lost", h5py.SoftLink("/nowhere"), "cannot be read as HDF5"),
+    ],
+)
+def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -> None:
+    """Anything in a recording that has no place in the store is refused by name, never left out silently."""
+    path = robomimic(3)
+    change(path, key, value)
+    if what is None:
+        ingest([path], root=tmp_path / "root", name="x")
+        return
+    error = refused(path)
+    assert re.search(what, error.what)
+    assert error.where.startswith(str(path))
+
+
+def test_a_pipe_is_no_recording(tmp_path) -> None:
+    """It is refused at once: who opened it would wait for somebody to write."""
+    os.mkfifo(tmp_path / "a.hdf5")
+    with pytest.raises(DataError) as caught:
+        ingest([tmp_path / "a.hdf5"], root=tmp_path / "root", name="x")
+    assert caught.value.where == str(tmp_path / "a.hdf5")
+
+
+def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
+    """Who renames arrays in a schema learns of every one in the first try, and how one may be named."""
+    path = robomimic(3)
+    for name in ("étoile", "a b", "fine"):
+        change(path, f"data/demo_0/obs/{name}", np.zeros(3))
+    what = refused(path).what
+    assert [word in what for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [True, True, False, True]
+
+
+def test_skip_is_the_way_out(robomimic, tmp_path) -> None:
+    """What was refused by name can be left out by name."""
+    path = robomimic(3)
+    change(path, "data/demo_0/names", np.array([b"a", b"b", b"c"]))
+    assert ingest([path], root=tmp_path / "root", name="x", skip=["names"]).new
+
+
+def test_name_within_a_name(robomimic, refused) -> None:
+    """An array cannot lie where another array is."""
+    path = robomimic(3)
+    change(path, "data/demo_0/states", np.zeros(3))
+    change(path, "data/demo_0/state/x", np.zeros(3))
+    assert refused(path).what == "'state/x' lies in 'state'"
+
+
+def test_data_in_another_file(robomimic, refused, tmp_path) -> None:
+    """A dataset whose bytes lie outside the recording is refused: it could be any file of the user's."""
+    path = robomimic(3)
+    (tmp_path / "secret").write_bytes(b"x" * 3)
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("data/demo_0/obs/s", (3,), "u1", external=[(str(tmp_path / "secret"), 0, 3)])
+    assert "lie in another file" in refused(path).what
+
+
+@pytest.mark.parametrize(("lengths", "what"), [((), "no demos"), ((3, 0), "the episode has no steps")])
+def test_nothing_to_ingest(robomimic, refused, lengths, what) -> None:
+    """A recording without demos, or a demo without steps, is refused."""
+    assert what in refused(robomimic(*lengths)).what
+
+
+def test_wrong_layout(robomimic, aloha, refused) -> None:
+    """A layout that was asked for and is not there is refused by what it lacks."""
+    assert "not ALOHA's layout" in refused(robomimic(3), layout="aloha").what
+    assert "not robomimic's layout" in refused(aloha(0, 3), layout="robomimic").what
+
+
+def test_claimed_length(robomimic, refused) -> None:
+    """A demo whose num_samples is not the length of its actions contradicts itself."""
+    path = robomimic(3)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_0"].attrs["num_samples"] = 9
+    assert refused(path).what == "num_samples says 9 steps where actions has 3"
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "size"])
+def test_bad_jpeg(aloha, refused, damage) -> None:
+    """A JPEG row that is cut, is none, or has another size is refused by file, camera and row."""
+    path, other = aloha(0, 4, compressed=True), aloha(1, 4, compressed=True)
+    with h5py.File(path, "r+") as file, h5py.File(other) as wide:
+        rows = file["observations/images/top"]
+        if damage == "cut":
+            rows[2, 300:] = 0
+        elif damage == "noise":
+            rows[2] = 7
+        else:
+            rows[2] = 0
+            small = _small_jpeg(wide["observations/images/top"][0])
+            rows[2, : len(small)] = small
+    error = refused(path)
+    assert "JPEG" in error.what
+    assert error.where == f"{path}: /observations/images/top: row 2"
+
+
+def _small_jpeg(row: np.ndarray) -> np.ndarray:
+    # The header's height and width, in its start-of-frame segment.
+    data = bytearray(row.tobytes().rstrip(b"\0"))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = bytes([0, 16, 0, 16])
+    return np.frombuffer(bytes(data), np.uint8)
+
+
+@pytest.mark.parametrize("how", ["written to", "longer", "cut", "replaced"])
+def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
+    """A recording that is changed after the first of its rows were read is refused, and nothing of it is published."""
+    path = robomimic(30, 40)
+    whole, time_ns = path.read_bytes(), path.stat().st_mtime_ns
+    read, done = readers._Reader.read_into, []
+
+    def changing(*args) -> None:
+        read(*args)
+        if done:
+            return
+        done.append(True)
+        if how == "replaced":
+            path.rename(path.with_suffix(".old"))
+            path.write_bytes(whole)
+            os.utime(path, ns=(time_ns, time_ns))
+        elif how == "cut":
+            os.truncate(path, len(whole) // 2)
+        else:
+            with path.open("r+b") as file:
+                file.seek(len(whole) if how == "longer" else len(whole) // 2)
+                file.write(b"new")
+
+    monkeypatch.setattr(readers._Reader, "read_into", changing)
+    error = refused(path)
+    assert done
+    assert error.where.startswith(str(path))
+    assert how == "cut" or error.what == "it changed while it was read"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", ".tmp", "a\nb", "a b", "x" * 101])
+def test_bad_name(robomimic, tmp_path, name) -> None:
+    """A name that could be another folder, or none, is a usage error."""
+    with pytest.raises(UsageError):
+        ingest([robomimic(3)], root=tmp_path / "root", name=name)
+    assert not (tmp_path / "root").exists()
+
+
+def test_failure_spares_the_rest(robomimic, tmp_path, below) -> None:
+    """A failed ingest leaves a root as it was: other versions stay, no trace is added."""
+    root = tmp_path / "root"
+    ingest([robomimic(3)], root=root, name="x")
+    before = below(root)
+    path = robomimic(5, name="bad.hdf5")
+    change(path, "data/demo_0/dones", np.zeros(4))
+    for name in ("x", "y"):
+        with pytest.raises(DataError):
+            ingest([path], root=root, name=name)
+    assert below(root) == before

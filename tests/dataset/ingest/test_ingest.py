@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import h5py
+import msgspec
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pitools.core.errors import DataError, UsageError
+from pitools.dataset import catalog
+from pitools.dataset.ingest import chunking, execute
+from pitools.dataset.ingest.ingest import ingest
+from pitools.dataset.ingest.scan import EpisodeRecord
+from pitools.dataset.reader import open_dataset
+from pitools.store import digest, manifest
+
+
+def same(group: zarr.Group, arrays: dict[str, np.ndarray]) -> None:
+    for name, expected in arrays.items():
+        assert group[name].dtype == expected.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(group[name][:], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("codec", chunking.CODECS)
+def test_real_recording(bridge, oracle, tmp_path, codec) -> None:
+    """Every array, offset, instruction and split of a real recording is in the store as h5py reads it."""
+    version = ingest([bridge], root=tmp_path, name="bridge", codec=codec)
+    group = zarr.open_group(version.path, mode="r")
+    arrays = oracle([bridge])
+    assert set(open_dataset(Path(version.path)).manifest.arrays) == {*arrays, "episode_json"}
+    same(group, arrays)
+    lines = [json.loads(line) for line in bytes(group["episode_json"][:]).splitlines()]
+    with h5py.File(bridge) as file:
+        assert [line["language"] for line in lines] == [
+            file[f"data/demo_{i}"].attrs["language"] for i in range(len(lines))
+        ]
+        for split in ("train", "valid"):
+            names = {name.decode() for name in file[f"mask/{split}"][:]}
+            assert {lines[i]["name"] for i in group.attrs["splits"][split]} == names
+        assert group.attrs["sources"][0]["attributes"] == {"env_args": file["data"].attrs["env_args"]}
+    assert (version.episodes, version.steps, version.new) == (25, 250, True)
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_any_episodes(data) -> None:
+    """Whatever the lengths, shapes, dtypes and files, over many shards, the store holds what h5py reads."""
+    dtypes = st.sampled_from(["<f4", ">f4", "<f8", "<f2", "<i8", ">i2", "u1", "?", "<c8"])
+    rows = st.lists(st.integers(1, 5), max_size=3).map(tuple)
+    columns = data.draw(st.dictionaries(st.sampled_from(["states", "obs/a", "obs/b_image", "obs/deep/c"]),
+                                        st.tuples(rows, dtypes), max_size=3))  # fmt: skip
+    files = data.draw(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=2))
+    codec = data.draw(st.sampled_from(chunking.CODECS))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    expected: dict[str, list[np.ndarray]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        paths = [Path(made) / f"r{i}.hdf5" for i in range(len(files))]
+        for path, lengths in zip(paths, files, strict=True):
+            with h5py.File(path, "w") as file:
+                for i, steps in enumerate(lengths):
+                    for key, (row, dtype) in (columns | {"actions": ((7,), "<f4")}).items():
+                        values = rng.integers(0, 200, (steps, *row)).astype(dtype)
+                        file[f"data/demo_{i}/{key}"] = values
+                        name = {"actions": "action", "states": "state"}.get(key, key)
+                        expected.setdefault(name, []).append(values)
+        with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048):
+            version = ingest(paths, root=Path(made) / "root", name="x", codec=codec)
+        group = zarr.open_group(version.path, mode="r")
+        same(group, {name: np.concatenate(parts) for name, parts in expected.items()})
+        same(group, {"episode_offsets": np.cumsum([0, *(steps for lengths in files for steps in lengths)])})
+
+
+def test_counted_order(robomimic, tmp_path) -> None:
+    """demo_2 comes before demo_10, and episode_2.hdf5 before episode_10.hdf5, whatever order they are given in."""
+    paths = [robomimic(*[1] * 12, name=f"take_{i}.hdf5") for i in (2, 10)]
+    version = ingest(paths[::-1], root=tmp_path / "root", name="x")
+    opened = open_dataset(Path(version.path))
+    assert [episode["name"] for episode in opened.episodes] == [f"demo_{i}" for i in range(12)] * 2
+    assert [episode["source"] for episode in opened.episodes] == [0] * 12 + [1] * 12
+    assert [source["file"] for source in opened.manifest.source] == ["take_2.hdf5", "take_10.hdf5"]
+    assert opened.splits == {"train": [*range(1, 12), *range(13, 24)], "valid": [0, 12]}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_aloha(aloha, tmp_path, compressed) -> None:
+    """ALOHA episodes, raw or as JPEG rows, become the same arrays under the same names as robomimic's."""
+    paths = [aloha(number, steps, compressed=compressed) for number, steps in ((0, 5), (1, 40))]
+    group = zarr.open_group(ingest(paths, root=tmp_path / "root", name="x").path, mode="r")
+    files = [h5py.File(path) for path in paths]
+    keys = {"action": "action", "obs/qpos": "observations/qpos", "obs/qvel": "observations/qvel"}
+    same(group, {name: np.concatenate([file[key][:] for file in files]) for name, key in keys.items()})
+    same(group, {"episode_offsets": np.array([0, 5, 45])})
+    for camera in ("top", "wrist"):
+        rows = [row for file in files for row in file[f"observations/images/{camera}"]]
+        frames = [np.asarray(Image.open(io.BytesIO(row.tobytes()))) for row in rows] if compressed else rows
+        same(group, {f"obs/{camera}_image": np.stack(frames)})
+    first = json.loads(bytes(group["episode_json"][:]).splitlines()[0])
+    assert first["attributes"] == {"compress": compressed, "sim": True}
+    assert first["name"] == "episode_0"
+    assert "compress_len" not in group
+
+
+def test_skip(robomimic, tmp_path) -> None:
+    """Arrays whose name matches a --skip glob are left out, and next_obs always is."""
+    version = ingest([robomimic(3)], root=tmp_path / "root", name="x", skip=["obs/*", "reward"])
+    assert set(open_dataset(Path(version.path)).arrays) == {"action", "done"}
+
+
+def test_again_changes_nothing(robomimic, tmp_path) -> None:
+    """The second ingest of the same content publishes nothing, touches no file, and says so."""
+    source = robomimic(3, 4)
+    first = ingest([source], root=tmp_path / "root", name="x")
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "root").rglob("*")}
+    again = ingest([source], root=tmp_path / "root", name="x")
+    assert again == msgspec.structs.replace(first, new=False)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "root").rglob("*")} == stamps
+
+
+def test_version_is_content(robomimic, tmp_path) -> None:
+    """The version depends on content and options only: not on place, time or root; every file is the same byte for
+    byte."""
+    source = robomimic(30, 40)
+    (tmp_path / "else").mkdir()
+    copy = Path(shutil.copyfile(source, tmp_path / "else" / source.name))
+    one, two = (ingest([path], root=tmp_path / f"root{i}", name="x") for i, path in enumerate((source, copy)))
+    assert one.version == two.version
+    files = [{str(path.relative_to(version.path)): path.read_bytes() for path in Path(version.path).rglob("*")
+              if path.is_file()} for version in (one, two)]  # fmt: skip
+    assert files[0] == files[1]
+    other = ingest([source], root=tmp_path / "root0", name="x", codec="raw")
+    assert other.new
+    assert other.version != one.version
+
+
+def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
+    """The manifest names each file with its true size and digest, says where it came from, and names the version."""
+    source = robomimic(3)
+    version = ingest([source], root=tmp_path / "root", name="x", codec="zstd", skip=["done"])
+    folder = Path(version.path)
+    kept, data = manifest.load(folder)
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {entry.path for entry in kept.files} == found - {"manifest.json"}
+    assert all(digest.of_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in kept.files)
+    size, text = digest.of_file(source)
+    (provenance,) = kept.source
+    assert provenance.pop("pitools")
+    assert provenance == {
+        "file": "reach.hdf5", "bytes": size, "digest": text, "layout": "robomimic", "codec": "zstd", "skip": ["done"],
+    }  # fmt: skip
+    assert manifest.version(data) == folder.name == version.version
+    assert (version.bytes, version.files, version.source_bytes) == (kept.total_bytes, len(found) - 1, size)
+
+
+def test_damage_is_not_taken_for_done(robomimic, tmp_path) -> None:
+    """A published version that lost a shard is named as damaged by the next ingest, never reported as done."""
+    source = robomimic(3)
+    version = ingest([source], root=tmp_path / "root", name="x")
+    (Path(version.path) / "action/c/0/0").unlink()
+    with pytest.raises(DataError, match="action/c/0/0 is missing") as caught:
+        ingest([source], root=tmp_path / "root", name="x")
+    assert caught.value.where == version.path
+
+
+def test_given_twice(robomimic, tmp_path) -> None:
+    """The same recording given twice, be it through a link, is a usage error."""
+    source = robomimic(3)
+    (tmp_path / "link.hdf5").symlink_to(source)
+    with pytest.raises(UsageError, match="twice"):
+        ingest([source, tmp_path / "link.hdf5"], root=tmp_path / "root", name="x")
+
+
+def test_linked_name(robomimic, tmp_path) -> None:
+    """A recording reached by a link goes by the link's name."""
+    (tmp_path / "take.hdf5").symlink_to(robomimic(3))
+    version = ingest([tmp_path / "take.hdf5"], root=tmp_path / "root", name="x")
+    assert open_dataset(Path(version.path)).manifest.source[0]["file"] == "take.hdf5"
+
+
+def test_record_keys() -> None:
+    """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
+    assert catalog.Version.__struct_fields__ == (
+        "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
+    )  # fmt: skip
+    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "why")
+
+
+def test_workers_do_not_show(robomimic, tmp_path, monkeypatch) -> None:
+    """With one worker and with three, in this process or in others, the version is the same to the bit."""
+    monkeypatch.setattr(execute, "_SMALL", 0)
+    with patch.multiple(chunking, CHUNK_BYTES=2048, SHARD_BYTES=8192):
+        paths = [robomimic(20, 33, name=f"r{i}.hdf5", seed=i) for i in range(2)]
+        made = [ingest(paths, root=tmp_path / f"root{n}", name="x", codec="raw", workers=n) for n in (1, 3)]
+    assert made[0].version == made[1].version
+    assert made[0].files > 10
+
+
+def test_statistics(robomimic, aloha, tmp_path) -> None:
+    """The manifest says of each vector's columns and image's channels what NumPy says; of images one frame in 32."""
+    path = robomimic(50, 60)
+    with h5py.File(path, "r+") as file:
+        file["data/demo_1/actions"][7, 2] = np.nan
+        file["data/demo_1/actions"][8, 2] = np.inf
+    with patch.multiple(chunking, CHUNK_BYTES=1024, SHARD_BYTES=4096):
+        version = ingest([path], root=tmp_path / "root", name="x")
+    opened = open_dataset(Path(version.path))
+    assert isinstance(opened.manifest.statistics, dict)
+    assert set(opened.manifest.statistics) == {"action", "reward", "done", "obs/eye_image"}
+    action = opened.read("action", 0, 110).astype(float)
+    found = opened.manifest.statistics["action"]
+    assert (found.rows, found.bad) == (110, 2)
+    action[~np.isfinite(action)] = np.nan
+    for kept, expected in ((found.minimum, np.nanmin), (found.maximum, np.nanmax), (found.mean, np.nanmean),
+                           (found.deviation, np.nanstd)):  # fmt: skip
+        np.testing.assert_allclose(kept, expected(action, axis=0), rtol=1e-12)
+    frames = opened.read("obs/eye_image", 0, 110)[::32].astype(float)
+    found = opened.manifest.statistics["obs/eye_image"]
+    assert found.rows == 4
+    np.testing.assert_allclose(found.mean, frames.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(found.deviation, frames.std(axis=(0, 1, 2)), rtol=1e-12)
+
+
+def test_tasks(robomimic, tmp_path) -> None:
+    """The manifest counts the episodes of each instruction."""
+    version = ingest([robomimic(3, 4), robomimic(5, name="b.hdf5")], root=tmp_path / "root", name="x")
+    assert open_dataset(Path(version.path)).manifest.tasks == {"reach 0": 2, "reach 1": 1}
+
+
+@pytest.fixture
+def odd(robomimic) -> Path:
+    """A recording of four episodes, of which the second and the third are not whole."""
+    path = robomimic(5, 6, 7, 8)
+    with h5py.File(path, "r+") as file:
+        for number in (1, 2):
+            del file[f"data/demo_{number}/rewards"]
+            file[f"data/demo_{number}/rewards"] = np.zeros(3, np.float32)
+    return path
+
+
+def test_refused(odd, tmp_path, capsys) -> None:
+    """Every refused episode is named before the ingest is refused, nothing is left of it, and the report says why."""
+    with pytest.raises(DataError, match="2 of 4 episodes are refused"):
+        ingest([odd], root=tmp_path / "root", name="x", report=tmp_path / "report.jsonl")
+    talk = capsys.readouterr().err
+    assert "demo_1" in talk
+    assert "demo_2" in talk
+    assert not (tmp_path / "root").exists()
+    lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [(line["episode"], line["accepted"]) for line in lines] == [
+        ("demo_0", True), ("demo_3", True), ("demo_1", False), ("demo_2", False),
+    ]  # fmt: skip
+    assert "rewards has 3 steps" in lines[2]["why"]
+
+
+def test_skip_refused(odd, robomimic, tmp_path) -> None:
+    """With skip_refused the others make a version, whose splits are theirs and whose provenance names what it lacks."""
+    broken = tmp_path / "none.hdf5"
+    broken.write_text("no")
+    paths = [odd, broken]
+    version = ingest(paths, root=tmp_path / "root", name="x", skip_refused=True, report=tmp_path / "report.jsonl")
+    opened = open_dataset(Path(version.path))
+    assert [episode["name"] for episode in opened.episodes] == ["demo_0", "demo_3"]
+    assert opened.splits == {"train": [1], "valid": [0]}
+    (source,) = opened.manifest.source
+    assert source["refused"] == ["demo_1", "demo_2"]
+    assert not ingest(paths, root=tmp_path / "root", name="x", skip_refused=True).new
+    assert '"file":"' + str(broken) in (tmp_path / "report.jsonl").read_text()
+    with pytest.raises(DataError, match="no episode is left"):
+        ingest([broken], root=tmp_path / "root", name="x", skip_refused=True)
+
+
+def test_many_recordings(robomimic, tmp_path) -> None:
+    """More recordings than one process looks at keep their natural order."""
+    paths = [robomimic(2, name=f"r{i}.hdf5", seed=i) for i in range(20)]
+    version = ingest(paths[::-1], root=tmp_path / "root", name="x", workers=2)
+    assert [source["file"] for source in open_dataset(Path(version.path)).manifest.source] == [
+        f"r{i}.hdf5" for i in range(20)
+    ]
+
+
+def test_schema(robomimic, tmp_path) -> None:
+    """A schema renames and drops; its text is part of the provenance, and makes another version."""
+    path, schema = robomimic(4), tmp_path / "schema.toml"
+    schema.write_text('drop = ["done"]\n[rename]\n"obs/eye_image" = "obs/front_image"\n')
+    version = ingest([path], root=tmp_path / "root", name="x", schema=schema)
+    opened = open_dataset(Path(version.path))
+    assert set(opened.arrays) == {"action", "reward", "obs/front_image"}
+    assert opened.manifest.source[0]["schema"]["text"] == schema.read_text()
+    assert not ingest([path], root=tmp_path / "root", name="x", schema=schema).new
+    assert ingest([path], root=tmp_path / "root", name="x").new
+
+
+def test_folders(robomimic, tmp_path) -> None:
+    """A recording that is a folder, here a version of ours, is one source: its digest is that of all its files."""
+    first = ingest([robomimic(5, 6)], root=tmp_path / "root", name="x")
+    again = ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr")
+    one, two = open_dataset(Path(first.path)), open_dataset(Path(again.path))
+    for name in one.arrays:
+        np.testing.assert_array_equal(one.read(name, 0, 11), two.read(name, 0, 11))
+    (source,) = two.manifest.source
+    assert (source["file"], source["layout"]) == (first.version, "zarr")
+    assert source["digest"].startswith("xxh3_128:")
+    assert not ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr").new
+
+
+def test_what_is_odd_is_told_once(robomimic, tmp_path, capsys) -> None:
+    """A note of a recording, and recordings that are the same to the byte, are said on stderr, each once."""
+    folder = tmp_path / "z.zarr"
+    group = zarr.create_group(folder)
+    for name in ("action", "reward"):
+        group.create_array(name, shape=(9, 7), chunks=(3, 7), dtype="f4", fill_value=0)[:] = 1
+    group.create_array("episode_ends", data=np.array([4, 9]))
+    (folder / "reward/c/1/0").unlink()
+    ingest([folder], root=tmp_path / "root", name="z", workers=2)
+    assert capsys.readouterr().err == f"pit: note: {folder}: reward: 1 chunks have no file: taken for the fill value\n"
+    paths = [robomimic(3, name="a.hdf5"), robomimic(3, name="b.hdf5")]
+    ingest(paths, root=tmp_path / "root", name="x", skip=["next_obs/*"])
+    assert capsys.readouterr().err == "pit: note: b.hdf5 has the same bytes as a.hdf5\n"
+
+
+def test_keys_of_records(robomimic, tmp_path) -> None:
+    """The keys that scripts read are these; more may come, none may go."""
+    version = ingest([robomimic(3)], root=tmp_path / "root", name="x", report=tmp_path / "report.jsonl")
+    assert list(msgspec.to_builtins(version)) == [
+        "schema", "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
+    ]  # fmt: skip
+    assert list(json.loads((tmp_path / "report.jsonl").read_text())) == [
+        "schema", "file", "episode", "steps", "language", "accepted", "why",
+    ]  # fmt: skip
+    assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
+    told = json.loads((Path(version.path) / "manifest.json").read_text())
+    assert set(told) == {"schema", "name", "episodes", "steps", "arrays", "files", "source", "parent", "statistics",
+                         "tasks"}  # fmt: skip
+    assert set(told["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
+    assert set(told["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
+    lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
+    assert list(json.loads(lines[0])) == ["name", "source", "steps", "language", "attributes"]

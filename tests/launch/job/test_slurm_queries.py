@@ -1,0 +1,149 @@
+"""At the end of an attempt: what Slurm, the kernel and the storage are asked, and waited for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.launch.job import begin_attempt, job_context, job_recovery, wait_for
+from pitools.launch.plan import Plan
+from pitools.launch.probes import oom
+from pitools.launch.recovery import apply_decision
+from pitools.launch.request import Request
+from pitools.run import run_folder
+from pitools.site import dialect
+from pitools.site.schema import Recover, Site
+from pitools.slurm.records import Accounting
+
+ENDS = "2030-01-01T00:00:00.000Z"
+
+
+def job(run_dir: Path, **more: object) -> job_context.Job:
+    made = job_context.Job(
+        run_dir=run_dir, number=0, job_id="7", cluster="alpha", restart=0, node_list="n[1-2]", nodes=2, task="",
+        mode="none",
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **more)
+
+
+def says(path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have `scontrol` be this script."""
+    (path / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+    (path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("when", "found"), [("2026-11-22T01:10:00", True), ("2026-11-22T00:10:00", False), ("None", False)]
+)
+def test_a_job_that_is_to_make_room_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: Path, when: str, found: bool
+) -> None:
+    """Where Slurm told the ranks alone, its controller says of what: of this start of the job, not of one before."""
+    record = (repo / "tests/replay/slurm-22.05/job_running_o.txt").read_text().splitlines()[0]
+    record = re.sub(r"^JobId=\d+", "JobId=7", re.sub(r"PreemptTime=\S+", f"PreemptTime={when}", record))
+    (tmp_path / "said").write_text(record + "\n")
+    says(tmp_path, monkeypatch, f"cat {tmp_path}/said")
+    told = job_recovery.making_room(job(tmp_path), "2026-11-22T01:00:00.123Z")
+    assert (told is not None) == found
+    assert told is None or (told.raw_id, told.state) == ("7", "PREEMPTED")
+
+
+def test_a_controller_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attempt begins before slurmctld answers, but the wait has an end."""
+    says(tmp_path, monkeypatch, f"[ -e {tmp_path}/up ] && echo 'Slurmctld(primary) at vm is UP' || exit 1")
+    began = time.monotonic()
+    assert not wait_for.until_slurm_answers(None, 1.0)
+    assert not wait_for.until_slurm_answers(-5.0)
+    assert time.monotonic() - began < 20
+    threading.Timer(0.3, (tmp_path / "up").touch).start()
+    assert wait_for.until_slurm_answers(600.0)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_folder_that_is_read_only_is_waited_for(tmp_path: Path) -> None:
+    """Until it takes a file again; what waiting cannot help is told at once."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(place)], check=True)
+    try:
+        assert not wait_for.until_writable(place, 0.2)
+        remount = ["mount", "-o", "remount,rw", str(place)]
+        threading.Timer(0.3, lambda: subprocess.run(remount, check=True)).start()
+        assert wait_for.until_writable(place)
+        assert list(place.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+    began = time.monotonic()
+    assert not wait_for.until_writable(tmp_path / "nowhere")
+    assert time.monotonic() - began < 10
+
+
+def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log names the process; where that may not be read, its count since the rank began says it."""
+    line = (
+        b"3,1234,49015002343,-;Memory cgroup out of memory: Killed process 11428 (python) total-vm:1305408kB\n SUB=x\n"
+    )
+    age, pid, text = oom.of_record(line)
+    assert (age.total_seconds(), pid) == (49015.002343, 11428)
+    assert text.startswith("Memory cgroup out of memory")
+    assert oom.of_record(b"6,1,1,-;oom-kill:constraint=CONSTRAINT_NONE,task=python,pid=12,uid=0\n")[1] == 12
+    assert oom.of_record(b"half")[1] == 0
+    child = subprocess.Popen(["true"])
+    child.wait()
+    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
+    known = oom.oom_kills()
+    assert known is not None
+    for rank, count in enumerate((known - 1, known, None)):
+        one = run_folder.Rank(rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={},
+                          oom_kills=count)  # fmt: skip
+        run_folder.write(made / "ranks" / f"{rank}.json", one)
+    monkeypatch.setattr(oom, "_KMSG", tmp_path / "none")
+    oom.here(made, "n1")
+    assert [path.name for path in (made / "oom").iterdir()] == ["0.json"]
+
+
+@pytest.mark.parametrize(("chain", "early", "action"), [
+    ("requeue", True, "resubmit"), ("requeue", False, "wait"), ("fresh", True, "resubmit"), ("none", True, "wait"),
+])  # fmt: skip
+def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: str, early: bool, action: str
+) -> None:
+    """Preempted within its grace time it asks for what follows; ended by Slurm itself it is in the queue already."""
+    request = Request(name="r", command="true", nodes=2)
+    asked = dialect.Job(name="r", nodes=2, partition="p")
+    plan = Plan(name="r", site="s", request=request, job=asked, data=(), runs=str(tmp_path), nvme="", python="python")
+    monkeypatch.setattr(job_recovery, "load_plan", lambda _: plan)
+    monkeypatch.setattr(job_recovery, "site_of", lambda *_: Site(name="s", recover=Recover(chain=chain)))  # type: ignore[arg-type]
+    monkeypatch.setattr(apply_decision, "settle", lambda *told, **_: told[-1])
+    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
+    run_folder.write(
+        made / "exit.json", run_folder.Attempt(job_id="7", exit_code=143, ended="2026-11-22T01:00:00.000Z")
+    )
+    told = Accounting(job_id="7", raw_id="7", state="PREEMPTED")
+    decided = job_recovery.judged(job(tmp_path, mode="run"), made, told=told, left_s=0.0, early=early)
+    assert (decided.action, decided.kind) == (action, "preempted")
+
+
+def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this job alone; and a slurmctld that does not know its nodes yet is waited for, but not for ever."""
+    said = "srun: Terminating StepId=7.0\nsrun: StepId=70.0 is another's\nsrun: error: StepId=7.1\n"
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "srun.err").write_text(said)
+    says(tmp_path, monkeypatch, "exit 0")
+    for name, text in (("scancel", f'echo "$@" >> {tmp_path}/ended'),
+                       ("srun", f"echo x >> {tmp_path}/tried; [ $(wc -l < {tmp_path}/tried) -gt 1 ]")):  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    assert wait_for.until_steps_begin(tmp_path, "7", "n[1-2]")
+    assert (tmp_path / "ended").read_text() == "7.0 7.1\n" * 2
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    assert not wait_for.until_steps_begin(tmp_path, "7", "n[1-2]", patience_s=0)

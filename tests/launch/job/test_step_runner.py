@@ -1,0 +1,283 @@
+"""A step that is attended: heard, bounded when it fails, ended when it stands still, with the stacks of its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pitools.core import subprocesses
+from pitools.launch import exit_codes
+from pitools.launch.job import fencing
+from pitools.launch.job.step_runner import step as attend_step
+from pitools.launch.probes import stacks, unreachable_nodes
+from pitools.launch.rank import failure_record
+from pitools.launch.recovery import slurm_query
+from pitools.launch.submission import grant, submissions
+from pitools.run import attempt_records as records
+from pitools.run import run_folder
+from pitools.site.schema import Site
+from pitools.slurm.transport import Reach
+
+STUCK = """
+import os, sys, time
+from pathlib import Path
+from pitools.launch.probes import stacks
+from pitools.run import run_folder as folder
+from pitools.site.schema import Site
+attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
+stacks.arm(attempt, 3)
+rank = folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
+folder.write(attempt / "ranks" / "3.json", rank)
+def waits_for_ever():
+    (attempt / "waits").write_text("for ever")
+    time.sleep(600)
+waits_for_ever()
+"""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "attempts" / "0"
+    (path / "logs").mkdir(parents=True)
+    yield path
+    for pid in slurm_query.survivors(path):  # of a test that failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def attend(attempt: Path, *argv: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
+    words = [sys.executable, "-m", "pitools.launch.job", "attend", "ranks", "--", *argv]
+    with (attempt / "said").open("wb") as said:
+        return subprocess.Popen(words, env=env, stderr=said)
+
+
+def until(path: Path, text: str = "") -> None:
+    for _ in range(400):
+        if path.exists() and (said := path.read_text()) and text in said:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")
+
+
+def test_what_it_says_is_kept_with_its_time(attempt: Path) -> None:
+    """The step's messages are in the attempt's srun.err and in the job's output, the code is the step's."""
+    process = attend(attempt, "bash", "-c", "echo srun: hello >&2; echo -n half >&2; exit 4")
+    assert process.wait() == 4
+    said = (attempt / "said").read_text()
+    assert (attempt / "logs" / "srun.err").read_text() == said
+    assert [line.split(" ", 1)[1] for line in said.splitlines()] == ["srun: hello", "half"]
+    assert [path.name for path in (attempt / "logs").iterdir()] == ["srun.err"]
+
+
+@pytest.mark.parametrize("said", ["srun: error: n2: task 1: Killed", ""])
+def test_a_step_that_has_failed_ends(attempt: Path, said: str) -> None:
+    """A step that hangs on after a rank has failed, as srun says or the rank itself, is told to end soon."""
+    if not said:
+        (attempt / "first_failure").write_text("3 1 n2\n")
+    began = time.monotonic()
+    code = f"trap 'exit 77' TERM; echo '{said}' >&2; while :; do sleep 0.1; done"
+    process = attend(attempt, "bash", "-c", code)
+    assert process.wait(60) == 77  # told, and not killed later for want of an answer
+    assert time.monotonic() - began > 2.5
+
+
+def test_usr2_is_passed_on(attempt: Path) -> None:
+    """srun tells the ranks; the signal is in the record."""
+    code = f"trap 'exit 5' USR2; echo > {attempt}/ready; echo x >> {attempt}/ready; while :; do sleep 0.05; done"
+    process = attend(attempt, "bash", "-c", code)
+    until(attempt / "ready")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 5
+    assert "SIGUSR2" in (attempt / "signals.jsonl").read_text()
+
+
+def test_a_signal_that_comes_before_the_step_is_passed_on(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard before there is a process to tell."""
+    start = subprocesses.start
+
+    def signalled(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = start(argv, **options)
+        until(attempt / "ready")
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return process
+
+    monkeypatch.setenv("PIT_RUN_DIR", str(attempt.parent.parent))
+    monkeypatch.setattr(subprocesses, "start", signalled)
+    code = f"trap 'exit 5' USR2; echo x > {attempt}/ready; for i in {{1..200}}; do sleep 0.05; done"
+    assert attend_step(["bash", "-c", code], attempt, name="other") == 5
+
+
+def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
+    """Steps that stop come to HUNG, hang.json, and no process."""
+    (attempt.parent.parent / "plan.json").write_text('{"request":{"watch":{"hang_min":"1s","hang_factor":2}}}')
+    code = (
+        "import sys, time; from pathlib import Path; from pitools.run.steps import StepLog\n"
+        f"at = Path({str(attempt)!r}); log = StepLog(at / 'made', 0)\n"
+        "for i in range(3): log.write(step=i, loss=1, wall_s=.1, input_s=0, compute_s=0, comm_s=0, samples=1)\n"
+        "(at / 'made').rename(at / 'steps')  # however long they took to write\n"
+        "time.sleep(600)"
+    )
+    process = attend(attempt, sys.executable, "-c", code)
+    assert process.wait(60) == exit_codes.HUNG
+    hang = run_folder.read(attempt / "hang.json", records.Hang)
+    assert hang is not None
+    assert hang.step == 2
+
+
+def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
+    """faulthandler's at least, py-spy's where it is installed; only of a process that is this attempt's rank."""
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "SLURM_PROCID": "3"}
+    process = subprocess.Popen([sys.executable, "-c", STUCK], env=env)
+    try:
+        until(attempt / "waits")
+        assert stacks.here(attempt, "elsewhere") == []
+        assert stacks.here(attempt, "here") == [3]
+        until(attempt / "stacks" / "3.txt", "in waits_for_ever")  # faulthandler's, which nobody waits for longer
+        text = (attempt / "stacks" / "3.txt").read_text()
+        assert "waits_for_ever (<string>" in text  # py-spy's, which is among the tests' requirements
+        assert process.poll() is None
+        other = run_folder.Rank(
+            rank=1, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={}
+        )  # its number was given to another process
+        run_folder.write(attempt / "ranks" / "1.json", other)
+        assert stacks.here(attempt, "here") == [3]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception, its first line, its place; the same failure has the same fingerprint, and a code is a code."""
+    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(attempt))
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+
+    def fails(rank: int, error: BaseException) -> records.RankFailure:
+        monkeypatch.setenv("SLURM_PROCID", str(rank))
+        with pytest.raises(type(error)), failure_record.of_failure():
+            raise error
+        found = run_folder.read(attempt / "failures" / f"{rank}.json", records.RankFailure)
+        assert found is not None
+        return found
+
+    full = fails(0, OSError(28, "No space left on device"))
+    assert (full.error, full.message, full.exit_code) == ("OSError", "[Errno 28] No space left on device", 1)
+    first, second = fails(1, MemoryError()), fails(2, msgspec.ValidationError("line one\nline two"))
+    assert (first.error, second.error, second.message) == ("MemoryError", "msgspec.ValidationError", "line one")
+    assert fails(3, ValueError("step 17 at 0x7f00")).fingerprint == fails(4, ValueError("step 5 at 0x1")).fingerprint
+    assert "in fails" in first.trace
+    ended = fails(5, SystemExit(7))
+    assert (ended.error, ended.exit_code) == ("", 7)
+    assert len(fails(6, ValueError("x" * 9000)).trace) <= 4200
+    assert (attempt / "first_failure").read_text() == "1 0 n1\n"
+    monkeypatch.setenv("SLURM_PROCID", "8")
+    with pytest.raises(SystemExit), failure_record.of_failure():
+        raise SystemExit(143)
+    assert not (attempt / "failures" / "8.json").exists()
+
+
+def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Of the job's nodes, those whose slurmd refuses; where the controller is away nothing is said of any."""
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        lines = [
+            f"NodeName=n{number} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={one.getsockname()[1]} Version=1"
+            for number, one in enumerate((there, gone))
+        ]
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        (found,) = unreachable_nodes.look(attempt, "n[0-1]")
+    assert (found.node, found.error) == ("n1", "Connection refused")
+    assert run_folder.read(attempt / "silent" / "n1.json", unreachable_nodes.Silent) == found
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    assert unreachable_nodes.look(attempt, "n[0-1]") == []
+
+
+@pytest.mark.parametrize(
+    ("states", "begun", "lost"),
+    [(("DOWN*", "IDLE"), "2020", ["n0"]), (("IDLE", "MIXED+NOT_RESPONDING"), "2030", ["n1"]),
+     (("IDLE", "IDLE"), "2030", ["n0"]), (("IDLE", "IDLE"), "2020", []),
+     (("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN"), "2020", []),
+     (("DOWN+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP"), "2020", ["n0"]),
+     (("IDLE+CLOUD+POWERED_DOWN", "IDLE"), "None", [])],
+)  # fmt: skip
+def test_which_node_it_was_is_asked_of_slurm(
+    attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], begun: str, lost: list[str]
+) -> None:
+    """One that is down; else the job's first, whose slurmd began anew since; and none where nothing says so.
+
+    A cloud's node that rests is not lost.
+    """
+    since = begun if begun == "None" else f"{begun}-01-01T00:00:00"
+    lines = [
+        f"NodeName=n{number} NodeAddr=10.0.0.1 State={state} Weight=1 SlurmdStartTime={since}"
+        for number, state in enumerate(states)
+    ]
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    start = records.Start(
+        attempt="0", job=0, job_id="7", cluster="", restart=0, node_list="n[0-1]", nodes=2,
+        started="2026-11-22T00:00:00.000Z",
+    )  # fmt: skip
+    assert [one.node for one in unreachable_nodes.fallen(attempt, start, Reach())] == lost
+    assert sorted(path.stem for path in (attempt / "silent").glob("*")) == lost
+
+
+def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) -> None:
+    """A node that has gone is known whatever its neighbours said first; after a good end nobody looks."""
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        line = f"NodeName=n1 Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={gone.getsockname()[1]} Version=1"
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n1"}
+        said = [sys.executable, "-m", "pitools.launch.job", "attend", "ranks", "--", "sh", "-c"]
+        env |= {"PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
+        assert subprocess.run([*said, "exit 0"], env=env, check=False).returncode == 0
+        assert not (attempt / "silent").exists()
+        assert subprocess.run([*said, "exit 1"], env=env, check=False).returncode == 1
+    assert [path.name for path in (attempt / "silent").iterdir()] == ["n1.json"]
+
+
+@pytest.mark.usefixtures("as_root")
+def test_storage_that_goes_does_not_hide_the_code(attempt: Path) -> None:
+    """A run's folder that is read-only when the step has ended: its code is told all the same."""
+    place = attempt.parent.parent
+    command = f"mount --bind {place} {place} && mount -o remount,ro,bind {place} && exit 7"
+    try:
+        assert attend(attempt, "sh", "-c", command).wait(20) == 7
+        with pytest.raises(OSError, match="Read-only"):
+            (place / "probe").touch()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_ranks_of_a_job_that_was_followed_up_are_ended(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm gave their node up, and it computes on: two jobs of a run never train at once for long."""
+    run_dir = attempt.parent.parent
+    (run_dir / "plan.json").write_text('{"request":{}}')
+    for name, value in {"PIT_RUN_DIR": str(run_dir), "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": run_dir.name}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(fencing, "EVERY_S", 0.3)
+    submissions.intend(run_dir, 0, Site(name="s"), ())
+    grant.take(submissions.at(run_dir, 0), "run.7")
+    assert attend_step(["sleep", "1"], attempt, name="ranks") == 0, "it has leave"
+    threading.Timer(0.5, submissions.intend, [run_dir, 1, Site(name="s"), ()]).start()
+    assert attend_step(["sleep", "60"], attempt, name="ranks") == 143
+    assert "job 1 of the run goes on with it" in (attempt / "logs" / "srun.err").read_text()

@@ -1,0 +1,127 @@
+"""The copy of the code: what is in it, what is only linked to, and what changes in it are seen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitools.core.errors import ConfigError, DataError
+from pitools.launch.provenance import code_copy
+
+
+def taken(work: Path, to: Path) -> tuple[code_copy.Code, dict[str, str]]:
+    """The listing, and what is in the copy: path → content, `→ target`, or `/`."""
+    held = code_copy.take(work, to)
+    found = {}
+    for path in sorted(to.rglob("*")):
+        inner = str(path.relative_to(to))
+        if path.is_symlink():
+            found[inner] = f"→ {path.readlink()}"
+        else:
+            found[inner] = "/" if path.is_dir() else path.read_text()
+    return held, found
+
+
+def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
+    """A later change of the workdir is none of the copy; modes and times come along."""
+    (work / "run.sh").write_text("#!/bin/sh\n")
+    (work / "run.sh").chmod(0o700)
+    (work / "mine.txt").write_text("password\n")
+    (work / "mine.txt").chmod(0o600)
+    held, found = taken(work, tmp_path / "code")
+    assert [one.path for one in held.files] == ["loop.py", "mine.txt", "run.sh", "settings.toml"]
+    for name in found:
+        assert (tmp_path / "code" / name).stat().st_mode == (work / name).stat().st_mode
+        assert (tmp_path / "code" / name).stat().st_mtime_ns == (work / name).stat().st_mtime_ns
+        assert (tmp_path / "code" / name).stat().st_ino != (work / name).stat().st_ino
+    with (work / "settings.toml").open("a") as file:
+        file.write("rate = 2\n")
+    assert (tmp_path / "code" / "settings.toml").read_text() == "rate = 1\n"
+
+
+def test_links_lead_into_the_copy_or_to_where_they_led(work: Path, tmp_path: Path) -> None:
+    """A link inside stays inside, also an absolute one; one that leads out, or nowhere, is kept and told."""
+    (tmp_path / "set").mkdir()
+    (work / "a").mkdir()
+    (work / "a" / "inside").symlink_to(work / "loop.py")
+    (work / "data").symlink_to("../set")
+    (work / "dangling").symlink_to("/nowhere/at/all")
+    held, found = taken(work, tmp_path / "code")
+    assert found["a/inside"] == "→ ../loop.py"
+    assert found["data"] == f"→ {tmp_path}/set"
+    assert {one.path: one.link for one in held.linked} == {"data": f"{tmp_path}/set", "dangling": "/nowhere/at/all"}
+
+
+def test_what_is_no_code_is_linked_or_left(work: Path, tmp_path: Path) -> None:
+    """Environments, datasets and a file of a gigabyte are linked to; caches and runs are not there; pipes are told."""
+    for name in (".venv/pyvenv.cfg", "set/v1/manifest.json", "set/v1/zarr.json", "runs/x/plan.json",
+                 "runs/x/attempts/0/log", "__pycache__/loop.pyc", ".git/HEAD"):  # fmt: skip
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("x")
+    (work / "weights.bin").touch()
+    os.truncate(work / "weights.bin", 1 << 30)
+    os.mkfifo(work / "pipe")
+    held, found = taken(work, tmp_path / "code")
+    assert found[".venv"] == f"→ {work}/.venv"
+    assert found["set/v1"] == f"→ {work}/set/v1"
+    assert found["weights.bin"] == f"→ {work}/weights.bin"
+    assert next(one for one in held.linked if one.path == "weights.bin").bytes == 1 << 30
+    assert held.skipped == ("pipe",)
+    assert not {"__pycache__", ".git", "runs/x", "pipe"} & set(found)
+
+
+def test_names_that_are_no_text_are_told(work: Path, tmp_path: Path) -> None:
+    """Newlines, quotes and odd letters are names like others; bytes that are no UTF-8 are not kept, and said so."""
+    odd = ["a\nb.py", "q\"'.py", "-rf", "ü ñ.py", "tab\t"]
+    for name in odd:
+        (work / name).write_text("x")
+    (Path(os.fsdecode(os.fsencode(work) + b"/bad\xff.py"))).write_text("x")
+    held, _ = taken(work, tmp_path / "code")
+    assert set(odd) <= {one.path for one in held.files}
+    assert held.skipped == ("bad\\xff.py",)
+
+
+def test_too_much_names_what_it_is(work: Path, tmp_path: Path) -> None:
+    """More than the limit is refused before anything is copied, naming the largest part and the way out."""
+    (work / "outputs").mkdir()
+    for number in range(5):
+        (work / "outputs" / str(number)).touch()
+        os.truncate(work / "outputs" / str(number), 60 << 20)
+    with pytest.raises(ConfigError, match=r"300\.0 MiB, more than the 256\.0 MiB") as caught:
+        code_copy.take(work, tmp_path / "code")
+    assert "outputs is 300.0 MiB" in caught.value.hint
+    assert "snapshot = false" in caught.value.hint
+    assert not (tmp_path / "code").exists()
+
+
+@given(st.dictionaries(st.text("abé _-.", min_size=1, max_size=6).filter(lambda name: name.strip(". ")),
+                       st.binary(max_size=50), max_size=6))  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_a_copy_is_known_by_its_digest(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
+    """The same files give the same digest, and one other byte another; a copy is found unchanged."""
+    root = tmp_path_factory.mktemp("w")
+    run_dir = tmp_path_factory.mktemp("r")
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    held = code_copy.take(root, run_dir / "code")
+    assert held == code_copy.take(root, run_dir / "again")
+    (run_dir / code_copy.LISTING).write_bytes(__import__("msgspec").json.encode(held))
+    assert code_copy.changes(run_dir) == []
+    for name, content in files.items():
+        (run_dir / "code" / name).write_bytes(content + b"x")
+        assert code_copy.changes(run_dir) == [name]
+        (run_dir / "code" / name).write_bytes(content)
+
+
+def test_a_listing_does_not_lead_out(tmp_path: Path) -> None:
+    """A listing that somebody wrote by hand names no file outside of the run."""
+    for path in ("../x", "/etc/passwd", "a//b", "a/./b"):
+        (tmp_path / code_copy.LISTING).write_text(
+            f'{{"schema":"pit.code/1","files":[{{"path":"{path}","kind":"file","bytes":0,"digest":"","link":""}}]}}'
+        )
+        with pytest.raises(DataError, match="no path inside"):
+            code_copy.changes(tmp_path)

@@ -1,0 +1,146 @@
+"""What stays out of a run's copy of the code: secrets, what git ignores, what .pitignore names."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ConfigError
+from pitools.launch.provenance import code_copy, copy_rules, git_state, provenance, workdir_walk
+from tests.launch.conftest import Git, MakeRun
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nZm9v\n"
+MARK = "c0ffee-secret-c0ffee"
+SECRETS = [
+    ".env", ".env.local", "sub/.ENV", ".netrc", ".aws/credentials", ".ssh/config", "id_rsa", "sub/id_ed25519", ".npmrc",
+    ".kube/config", ".pypirc", ".git-credentials", ".config/gcloud/token.db", "service-account-x.json", "a.p12",
+    ".s3cfg", ".boto", ".dockercfg", "sub/.databrickscfg", "rclone.conf", "kubeconfig", ".bash_history", ".netrc~",
+    "prod.env", "conf/secrets.yaml", "secrets.toml", "token.txt", "hf_token", "sub/HF_TOKEN.txt", "wandb_key",
+    "infra/main.tfstate", "infra/main.tfstate.backup",
+]  # fmt: skip
+
+
+def files(root: Path, names: dict[str, str]) -> None:
+    for name, text in names.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def copied(work: Path, to: Path) -> tuple[code_copy.Code, set[str]]:
+    held = code_copy.take(work, to, ignored=git_state.ignored(work))
+    return held, {one.path for one in held.files if one.kind == "file"}
+
+
+def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path: Path) -> None:
+    """Tracked or not, asked for or not: by name, or as a private key of any name; an example of one is none."""
+    files(work, dict.fromkeys(SECRETS, MARK) | {"deploy": KEY, "cert.pem": "-----BEGIN CERTIFICATE-----\n"})
+    files(work, dict.fromkeys(("tokens.txt", "secrets.py", "cluster.env"), "x"))
+    files(work, {".env.example": "TOKEN=\n", ".pitignore": "!.env\n!id_rsa\n!*\n"})
+    git("add", "-f", ".env", "id_rsa")
+    git("commit", "-q", "-m", "secrets")
+    held, names = copied(work, tmp_path / "code")
+    assert names == {".env.example", ".pitignore", "cert.pem", "cluster.env", "loop.py", "secrets.py", "settings.toml",
+                     "tokens.txt"}  # fmt: skip
+    assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(held.secrets)
+    sent = {entry.name for entry in workdir_walk.entries(work)}
+    assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == {"code/cluster.env"}
+
+
+def test_a_patch_holds_no_secret(work: Path, git: Git, make_run: MakeRun) -> None:
+    """What git shows as changed or untracked goes into dirty.patch, but for secrets and what .pitignore names."""
+    files(work, {".env": "old\n", "mine.txt": "x\n"})
+    git("add", ".env")
+    git("commit", "-q", "-m", "more")
+    files(work, {".env": MARK, ".netrc": MARK, "notes/tokens.txt": MARK, "new.py": "1\n", ".pitignore": "notes/\n"})
+    run_dir = make_run()
+    patch = (run_dir / "dirty.patch").read_text()
+    assert "new.py" in patch
+    left_out = {entry.path: entry.digest for entry in provenance.checked(run_dir).git.left_out}
+    assert left_out == {".env": "", ".netrc": "", "notes/tokens.txt": ""}
+    found = subprocess.run(["grep", "-rl", MARK, str(run_dir)], capture_output=True, text=True, check=False)
+    assert found.stdout == ""
+
+
+def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_path: Path) -> None:
+    """By git's own rules, nested ones and tracked files too; .pitignore brings back with `!` and leaves out more."""
+    files(work, {".gitignore": "build/\n*.log\n", "sub/.gitignore": "gen.py\n", ".git/info/exclude": "local.txt\n"})
+    names = [
+        "build/x",
+        "a.log",
+        "kept.log",
+        "sub/gen.py",
+        "sub/a.py",
+        "local.txt",
+        "big.bin",
+        "tracked.log",
+        "wanted.log",
+    ]
+    files(work, dict.fromkeys(names, "x"))
+    git("add", "-f", "tracked.log")
+    files(work, {".pitignore": "*.bin\n!wanted.log\n!build/\n"})
+    held, found = copied(work, tmp_path / "code")
+    assert found == {
+        ".gitignore", ".pitignore", "build/x", "loop.py", "settings.toml", "sub/.gitignore", "sub/a.py", "tracked.log",
+        "wanted.log",
+    }  # fmt: skip
+    assert held.ignored == ("a.log", "big.bin", "kept.log", "local.txt", "sub/gen.py")
+
+
+def test_an_ignored_environment_is_still_linked(work: Path, git: Git, tmp_path: Path) -> None:
+    """An environment or dataset of the workdir is needed by what runs, and is linked to as before."""
+    files(work, {".gitignore": ".venv/\n", ".venv/pyvenv.cfg": "x"})
+    held, _ = copied(work, tmp_path / "code")
+    assert [one.path for one in held.linked] == [".venv"]
+
+
+def test_without_git_its_rules_still_hold(work: Path, tmp_path: Path) -> None:
+    """A folder that is no repository: .gitignore at its top is read, and .pitignore after it."""
+    files(work, {".gitignore": "*.log\n", ".pitignore": "!b.log\n", "a.log": "x", "b.log": "x"})
+    assert git_state.ignored(work) is None
+    assert copied(work, tmp_path / "code")[1] == {".gitignore", ".pitignore", "b.log", "loop.py", "settings.toml"}
+
+
+def test_rules_that_cannot_be_read_are_an_error(work: Path) -> None:
+    """A .pitignore that is a link is not followed, and a copy without its rules is not made."""
+    (work / ".pitignore").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError):
+        copy_rules.Exclusions(work, ())
+
+
+def test_it_is_said_in_one_line(work: Path, git: Git, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever launches sees what is missing, what could be imported first, and how to have it."""
+    files(work, {".gitignore": "*.log\n_version.py\n", "a.log": "x", "_version.py": "x", ".env": MARK})
+    make_run()
+    lines = [line for line in capsys.readouterr().err.splitlines() if ".env" in line]
+    assert len(lines) == 1
+    assert "!_version.py" in lines[0]
+    assert MARK not in lines[0]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+@pytest.mark.parametrize("access", ["owner", "group"])
+def test_who_may_read_and_write_a_run(
+    work: Path, pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, umask: int, access: str
+) -> None:
+    """A run's folder is its owner's alone, or its group may read it where the site says so; nobody else writes."""
+    (work / "run.sh").write_text("#!/bin/sh\n")
+    (work / "run.sh").chmod(0o777)
+    sites = tmp_path / "sites"
+    files(tmp_path, {
+        "sites/here.toml": 'name = "here"\nscheduler = "none"\n'
+        f'[paths]\nruns = "{tmp_path}/runs"\nruns_access = "{access}"\n',
+        "r.toml": f'name = "t"\ncommand = "true"\ntime = "5m"\nworkdir = "{work}"\n',
+    })  # fmt: skip
+    sites.chmod(0o755)
+    (sites / "here.toml").chmod(0o644)
+    done = pit(
+        "launch", "run", str(tmp_path / "r.toml"), "--site", "here", "--wait", PIT_SITE_PATH=str(sites), umask=umask
+    )
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if not path.name.startswith("."))
+    assert run_dir.stat().st_mode & 0o777 == {"owner": 0o700, "group": 0o750}[access]
+    executed = [run_dir / "code", run_dir / "plan.json", *(run_dir / "code").rglob("*")]
+    assert [path for path in executed if path.stat().st_mode & 0o022] == []

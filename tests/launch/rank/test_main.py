@@ -1,0 +1,145 @@
+"""A rank's command: signals reach its programs once, and its exit code is the rank's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pitools.launch import exit_codes
+from pitools.launch import plan as planning
+from pitools.launch.diagnosis import patterns
+
+MakePlan = Callable[..., planning.Plan]
+
+# Notes each signal it gets, and ends half a second after the first, so that a second would be noted too.
+PROGRAM = """
+import signal, sys, time
+got = []
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda number, _: got.append(number))
+open("ready", "w").close()
+while not got:
+    time.sleep(0.01)
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    time.sleep(0.01)
+open("saved", "w").write(" ".join(signal.Signals(number).name for number in got))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts the one rank of a job that runs a command, in a session of its own, as a task of Slurm's is."""
+
+    def start(command: str, **more: str) -> subprocess.Popen[bytes]:
+        (tmp_path / "program.py").write_text(PROGRAM)
+        (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local", command=command)))
+        env = {
+            **os.environ, "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0",
+            "SLURMD_NODENAME": "here", "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"), "PIT_NONCE": "00" * 16,
+            "PIT_COORDINATOR": "127.0.0.1", "PIT_HEAD": "here", "PIT_PORTS": "22000-22127", "PYTHON": sys.executable,
+            **more,
+        }  # fmt: skip
+        (tmp_path / "attempts" / "0").mkdir(parents=True)
+        argv = [sys.executable, "-m", "pitools.launch.rank.main", "plan", str(tmp_path / "plan.json")]
+        return subprocess.Popen(argv, env=env, cwd=tmp_path, start_new_session=True)
+
+    return start
+
+
+def until(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            time.sleep(0.1)
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")
+
+
+def everybody(leader: int) -> list[int]:
+    """The processes of a session: what Slurm's proctrack/linuxproc signals."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    found = []
+    for pid in pids:
+        try:
+            if os.getsid(pid) == leader:
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("reach", ["the task alone", "every process"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("true; $PYTHON program.py 0", 0), ("$PYTHON program.py 0 && exit 4", 4), ("$PYTHON program.py 9", 9)],
+)
+def test_a_command_saves_at_usr2(
+    rank: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path, reach: str, command: str, code: int
+) -> None:
+    """The program gets the signal once, whichever way Slurm sends it; bash goes on, and its exit code is the rank's."""
+    process = rank(command)
+    until(tmp_path / "ready")
+    for pid in [process.pid] if reach == "the task alone" else everybody(process.pid):
+        os.kill(pid, signal.SIGUSR2)
+    assert process.wait(20) == code
+    assert (tmp_path / "saved").read_text() == "SIGUSR2"
+
+
+def test_a_warning_does_not_end_the_reader_of_a_pipe(
+    rank: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """`program | tee` saves and is told on to the end: tee, which knows nothing of the signal, is not ended by it."""
+    process = rank("set -o pipefail; ($PYTHON program.py 0; echo after) | tee log")
+    until(tmp_path / "ready")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(20) == 0
+    assert (tmp_path / "saved").read_text() == "SIGUSR2"
+    assert (tmp_path / "log").read_text() == "after\n"
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_term_ends_a_command_after_the_program_has_saved(
+    rank: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path, code: int
+) -> None:
+    """bash waits for the program, starts nothing after it, and returns its code."""
+    process = rank(f"$PYTHON program.py {code}; touch next")
+    until(tmp_path / "ready")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == code
+    assert (tmp_path / "saved").read_text() == "SIGTERM"
+    assert not (tmp_path / "next").exists()
+
+
+def test_both_signals_in_turn_arrive(rank: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """A TERM after a USR2 that went to every process is passed on as well."""
+    process = rank("$PYTHON program.py 0; true")
+    until(tmp_path / "ready")
+    for pid in everybody(process.pid):
+        os.kill(pid, signal.SIGUSR2)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert (tmp_path / "saved").read_text() == "SIGUSR2 SIGTERM"
+
+
+def test_ports_that_are_all_taken_are_no_fault_of_the_node(
+    rank: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """A code of its own, which the judge takes for the network's: no node is left out for it."""
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert rank("true", PIT_PORTS=f"{port}-{port + 1}").wait(30) == exit_codes.NO_PORTS
+    known = patterns.of_end(exit_codes.NO_PORTS)
+    assert known
+    assert (known.kind, known.local) == ("network", False)

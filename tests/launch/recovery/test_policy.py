@@ -1,0 +1,207 @@
+"""What follows from a cause: the table, the budgets, and the properties that no order of faults may break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pitools.launch.plan import Plan
+from pitools.launch.recovery import policy
+from pitools.launch.request import Request, Retry
+from pitools.run.attempt_records import Cause, Decision, Evidence, Kind
+from pitools.site import dialect, load
+from pitools.site.schema import Recover, Site
+
+SITE = Site(name="s")
+KINDS = get_args(Kind)
+CONTINUED = ("again", "resubmit", "wait")
+
+
+def plan(nodes: int = 4, **retry: int) -> Plan:
+    request = Request(name="t", command="true", nodes=nodes, retry=Retry(**retry))
+    job = dialect.Job(name="t", nodes=nodes, partition="train")
+    return Plan(name="t", site="s", request=request, job=job, data=(), runs="/r", nvme="", python="python")
+
+
+def cause(kind: Kind, at: int = 0, *, node: str = "", **more: Any) -> Cause:
+    seen = (Evidence(t="", source="log", what="seen", kind=kind, node=node),) if node else ()
+    return Cause(attempt=str(at), kind=kind, confidence="certain", reason=kind, evidence=seen, **more)
+
+
+def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
+    return policy.decide(plan(nodes), asked.pop("site", SITE), causes[-1], causes[:-1], **{"in_job": True, **asked})
+
+
+@pytest.mark.parametrize(
+    ("causes", "action", "exclude"),
+    [
+        ([cause("finished")], "done", ()),
+        ([cause("cancelled")], "stop", ()),
+        ([cause("user")], "stop", ()),
+        ([cause("user", progressed=True)], "stop", ()),
+        ([cause("memory")], "stop", ()),
+        ([cause("preempted")], "resubmit", ()),
+        ([cause("time-limit", progressed=True)], "resubmit", ()),
+        ([cause("time-limit")], "resubmit", ()),
+        ([cause("time-limit")] * 2, "stop", ()),
+        ([cause("time-limit"), cause("time-limit", progressed=True), cause("time-limit")], "resubmit", ()),
+        ([cause("node", nodes=("n1",))], "resubmit", ("n1",)),
+        ([cause("gpu", nodes=("n1",))], "resubmit", ("n1",)),
+        ([cause("node", node="n2")], "again", ()),
+        ([cause("node", node="n2"), cause("node", node="n3")], "again", ()),
+        ([cause("node", node="n2"), cause("node", node="n2")], "resubmit", ("n2",)),
+        ([cause("network", node="n2", nodes=("n2",))], "again", ()),
+        ([cause("network"), cause("network")], "resubmit", ()),
+        ([cause("network", progressed=True)] * 9, "again", ()),
+        ([cause("network")] * 4, "stop", ()),
+        ([cause("hang", nodes=("n1",))], "again", ()),
+        ([cause("hang", nodes=("n1",))] * 2, "resubmit", ("n1",)),
+        ([cause("hang", nodes=("n1",))] * 3, "stop", ()),
+        ([cause("storage")], "again", ()),
+        ([cause("storage", nodes=("n4",))], "resubmit", ("n4",)),
+        ([cause("unknown")], "again", ()),
+        ([cause("unknown")] * 3, "stop", ()),
+        ([cause("unknown", fingerprint="f")] * 2, "stop", ()),
+        ([cause("unknown", fingerprint="f"), cause("unknown", fingerprint="g")], "again", ()),
+        ([cause("unknown", fingerprint="f", node="n1")] * 2, "resubmit", ("n1",)),
+        ([cause("unknown", fingerprint="f", node="n1")] * 2 + [cause("unknown", fingerprint="f")], "stop", ()),
+        ([cause("unknown", exit_code=75, node="n1", progressed=True)] * 3, "again", ()),
+        (
+            [cause("unknown", exit_code=75, node="n1"), cause("unknown", exit_code=75, node="n1", progressed=True)],
+            "again",
+            (),
+        ),
+        ([cause("unknown", exit_code=137, node="n1", progressed=True)] * 2, "resubmit", ("n1",)),
+    ],
+)
+def test_the_table(causes: list[Cause], action: str, exclude: tuple[str, ...]) -> None:
+    """Each cause, the first time and again, in the job that it happened in."""
+    said = decide(*causes)
+    assert (said.action, said.exclude) == (action, exclude)
+
+
+def test_the_same_failure_again_is_the_program_s() -> None:
+    """Twice the same without progress is called a user error, and says how often."""
+    said = decide(*[cause("unknown", fingerprint="f")] * 2)
+    assert (said.action, said.kind) == ("stop", "user")
+
+
+def test_storage_is_waited_for_and_longer_each_time() -> None:
+    """A shared folder that is read-only for 30 s is outlived by the second wait."""
+    waits = [decide(*[cause("storage")] * count).wait_s for count in range(1, 6)]
+    assert waits == [10, 30, 60, 120, 120]
+
+
+@pytest.mark.parametrize(
+    ("asked", "action"),
+    [
+        ({"in_job": False}, "resubmit"),
+        ({"left_s": 5.0}, "resubmit"),
+        ({"left_s": 3000.0}, "again"),
+        ({"left_s": 5.0, "site": Site(name="s", recover=Recover(submit_from="login"))}, "wait"),
+        ({"left_s": 5.0, "site": Site(name="s", recover=Recover(chain="none"))}, "wait"),
+        ({"in_job": False, "site": Site(name="s", recover=Recover(chain="none"))}, "stop"),
+        ({"in_job": False, "site": Site(name="s", recover=Recover(submit_from="login"))}, "resubmit"),
+    ],
+)
+def test_where_the_next_attempt_is_made(asked: dict[str, Any], action: str) -> None:
+    """In the allocation while it lives and has time; else in a fresh job, by whom the site lets submit one."""
+    assert decide(cause("unknown"), **asked).action == action
+
+
+@pytest.mark.parametrize("kind", ["preempted", "cancelled"])
+def test_a_bare_term_decides_nothing_in_the_job(kind: Kind) -> None:
+    """Preemption and scancel look alike from inside: the job neither stops the run nor submits another."""
+    guess = replace(cause(kind), confidence="guess")
+    assert decide(guess).action == "wait"
+    # What Slurm itself has started again was not cancelled.
+    assert decide(guess, here=["n1"]).action == "again"
+
+
+def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
+    """A preempted job is in the queue again; for any other cause it has to be put there."""
+    site = Site(name="s", recover=Recover(chain="requeue"))
+    assert decide(cause("preempted"), site=site).action == "wait"
+    assert decide(cause("preempted"), site=site, in_job=False).action == "resubmit"
+    assert decide(cause("time-limit"), site=site).action == "resubmit"
+
+
+def test_a_job_that_slurm_began_again_goes_on_where_it_may() -> None:
+    """On nodes that are not the bad one it goes on; with the bad one among them it asks for others."""
+    bad = cause("node", nodes=("n1",))
+    assert decide(bad, here=["n2", "n3"]).action == "again"
+    assert decide(bad, here=["n2", "n3"]).exclude == ("n1",)
+    assert decide(bad, here=["n1", "n2"]).action == "resubmit"
+    assert decide(cause("preempted"), here=["n1"]).action == "again"
+
+
+@pytest.mark.parametrize("name", ["alpha", "local", "h100-ib"])
+def test_enough_is_less_than_all(name: str) -> None:
+    """However short a job is, an attempt at its beginning is worth making."""
+    assert load.load(name).recover.grace_s >= 0
+    for time_s in (60, 300, 86400):
+        short = replace(plan(), job=replace(plan().job, time_s=time_s, signal="USR2@600"))
+        assert policy.enough_s(short) <= time_s / 2
+
+
+causes = st.builds(
+    lambda kind, progressed, fingerprint, node, nodes, confidence: Cause(
+        attempt="0", kind=kind, confidence=confidence, reason=kind, progressed=progressed, fingerprint=fingerprint,
+        nodes=nodes, evidence=cause(kind, node=node).evidence,
+    ),
+    st.sampled_from([kind for kind in KINDS if kind not in ("finished", "cancelled")]), st.booleans(),
+    st.sampled_from(["", "f", "g"]), st.sampled_from(["", "n1", "n2"]),
+    st.lists(st.sampled_from(["n1", "n2"]), unique=True).map(tuple), st.sampled_from(["certain", "likely", "guess"]),
+)  # fmt: skip
+
+
+def run_of(world: Callable[[int], Cause], most: int, **retry: int) -> tuple[list[Cause], Decision]:
+    """The attempts of a run in which attempt i ends as the world says, until it stops, or `most` were made."""
+    history: list[Cause] = []
+    while True:
+        now = replace(world(len(history)), attempt=str(len(history)))
+        said = policy.decide(plan(**retry), SITE, now, history)
+        history.append(now)
+        if said.action not in CONTINUED or len(history) >= most:
+            return history, said
+
+
+@given(st.lists(causes, min_size=1, max_size=30), st.integers(1, 12))
+@settings(max_examples=80)
+def test_without_progress_a_run_ends(faults: list[Cause], most: int) -> None:
+    """However faults mix, there are never more than `max` attempts in a row that bring nothing."""
+    made, said = run_of(lambda at: replace(faults[at % len(faults)], progressed=False), 200, max=most)
+    assert said.action == "stop"
+    assert len(made) <= most
+
+
+@given(st.lists(st.sampled_from(["preempted", "time-limit", "node", "gpu", "network", "storage"]), min_size=1))
+@settings(max_examples=50)
+def test_steady_progress_never_stops(faults: list[Kind]) -> None:
+    """What is not the program's own never ends a run that gets on between the faults."""
+    _, said = run_of(lambda at: cause(faults[at % len(faults)], progressed=True), 150)
+    assert said.action == "resubmit"
+
+
+@given(st.lists(causes, max_size=10), st.booleans(), st.sampled_from([None, 5.0, 1e5]))
+@settings(max_examples=100)
+def test_what_is_over_is_never_continued(before: list[Cause], in_job: bool, left_s: float | None) -> None:
+    """Cancelled and finished runs are not, whatever came before; nor is a memory or user error by default."""
+    for kind, action in (("cancelled", "stop"), ("finished", "done"), ("user", "stop"), ("memory", "stop")):
+        last = cause(kind)  # type: ignore[arg-type]
+        assert policy.decide(plan(), SITE, last, before, in_job=in_job, left_s=left_s).action == action
+
+
+@given(st.lists(causes, min_size=1, max_size=12), st.booleans())
+@settings(max_examples=100)
+def test_only_named_nodes_are_left_out(faults: list[Cause], in_job: bool) -> None:
+    """Nobody is excluded whom no evidence names, and a run that stops excludes nobody."""
+    said = policy.decide(plan(), SITE, faults[-1], faults[:-1], in_job=in_job)
+    named = set(faults[-1].nodes) | {one.node for one in faults[-1].evidence}
+    assert set(said.exclude) <= named
+    assert not (said.action in ("stop", "done") and said.exclude)

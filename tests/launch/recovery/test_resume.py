@@ -1,0 +1,347 @@
+"""A run goes on from outside its jobs: once, for a reason, and never behind anybody's back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
+from pitools.core.locks import held
+from pitools.launch.plan import load_plan
+from pitools.launch.recovery import apply_decision, policy, slurm_query
+from pitools.launch.recovery.resume import Resumed, resume
+from pitools.launch.submission import exclusions, grant, submissions
+from pitools.run import run_folder
+from pitools.run.attempt_records import Cause
+from pitools.site.schema import Recover, Site
+
+Runs = Any
+Cluster = Any
+SITE = Site(name="s")
+
+
+def ended(run_dir: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD", "UNKNOWN"])
+def test_a_job_that_waits_or_runs_is_not_touched(runs: Runs, cluster: Cluster, state: str) -> None:
+    """Nor one of which Slurm has no word: nothing is submitted, and nothing judged."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = state
+    assert resume(run_dir, SITE).action == "left"
+    assert (cluster.sent, apply_decision.verdict(run_dir)) == ([], None)
+    assert not (run_dir / "attempts" / "0" / "cause.json").exists()
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "TIMEOUT"])
+def test_a_job_that_was_ended_is_followed_by_one(runs: Runs, cluster: Cluster, state: str) -> None:
+    """And by one only: the next look finds it in the queue."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = state
+    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume(run_dir, SITE).action == "left"
+    assert len(cluster.sent) == 1
+    assert run_folder.read(run_dir / "job.json", run_folder.JobRef).number == 1  # type: ignore[union-attr]
+
+
+def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None:
+    """What was not submitted job by job ends with its job, also where a person asks that it goes on."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    shutil.rmtree(run_dir / "jobs")
+    cluster.states["100"] = "NODE_FAIL"
+    assert resume(run_dir, SITE).action == "stop"
+    assert resume(run_dir, SITE, force=True).action == "stop"
+    assert (cluster.sent, apply_decision.verdict(run_dir).kind) == ([], "node")  # type: ignore[union-attr]
+
+
+def test_the_job_before_does_not_begin_again(runs: Runs, cluster: Cluster) -> None:
+    """Should Slurm have put it back as well, it finds that it has no leave any more; its successor may have one."""
+    run_dir = runs.make()
+    grant.take(submissions.at(run_dir, 0), grant.word("100"))
+    runs.attempt(run_dir)
+    cluster.states["100"] = "PREEMPTED"
+    resume(run_dir, SITE)
+    assert grant.take(submissions.at(run_dir, 0), grant.word("100")) == grant.NO
+    assert grant.take(submissions.at(run_dir, 1), grant.word("101")) == grant.word("101")
+
+
+def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> None:
+    """The verdict names the error, and holds: the next look changes nothing."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    cluster.states["100"] = "FAILED"
+    said = resume(run_dir, SITE)
+    assert (said.action, said.cause) == ("stop", "user")
+    given = apply_decision.verdict(run_dir)
+    assert given
+    assert (given.state, given.code, given.kind, given.exit_code) == ("stopped", "failed", "user", 1)
+    assert "ValueError: boom" in given.reason
+    assert resume(run_dir, SITE).action == "over"
+    assert cluster.sent == []
+
+
+def test_what_a_person_cancelled_stays_so(runs: Runs, cluster: Cluster) -> None:
+    """Before its first attempt or in it, by scancel, the run is stopped as cancelled."""
+    for number, begun in enumerate((False, True)):
+        run_dir = runs.make(f"t-{number}")
+        if begun:
+            runs.attempt(run_dir, code=143)
+        cluster.states["100"] = "CANCELLED"
+        assert resume(run_dir, SITE).action == "stop"
+        assert apply_decision.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+    assert cluster.sent == []
+
+
+def test_force_goes_on_after_a_verdict(runs: Runs, cluster: Cluster) -> None:
+    """The verdict is kept beside, its budgets are spent no more; a run that is queued again is left alone."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    cluster.states["100"] = "FAILED"
+    resume(run_dir, SITE)
+    assert resume(run_dir, SITE, force=True).action == "resubmit"
+    assert apply_decision.verdict(run_dir) is None
+    assert len(list((run_dir / "verdicts").glob("*.json"))) == 1
+    assert apply_decision.history(run_dir) == []
+    assert resume(run_dir, SITE, force=True).action == "left"
+    assert len(cluster.sent) == 1
+
+
+def test_force_asks_slurm_itself(runs: Runs, cluster: Cluster) -> None:
+    """The answer that all share may be minutes old: what has ended since then is not called running."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    apply_decision.conclude(run_dir, "cancelled")
+    cluster.states["100"] = "RUNNING"
+    with pytest.raises(TryLater):
+        resume(run_dir, SITE, force=True)
+    cluster.queue["100"] = "CANCELLED"
+    assert resume(run_dir, SITE, force=True).action == "resubmit"
+
+
+def test_a_submission_that_was_begun_is_finished(runs: Runs, cluster: Cluster) -> None:
+    """An intent without a job is handed to `once`, which knows whether there is one."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    submissions.intend(run_dir, 1, SITE, ())
+    cluster.states["100"] = "NODE_FAIL"
+    said = resume(run_dir, SITE)
+    assert (said.action, said.job_id) == ("submitted", "101")
+
+
+def test_two_resumes_at_once(runs: Runs, cluster: Cluster) -> None:
+    """One does it, the other says to try later or finds it done: there is one job."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = "NODE_FAIL"
+
+    def go(_: int) -> str:
+        try:
+            return resume(run_dir, SITE).action
+        except TryLater:
+            return "later"
+
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(go, range(16)))
+    assert said.count("resubmit") == 1
+    assert set(said) <= {"resubmit", "left", "later"}
+    assert len(cluster.sent) == 1
+    with held(run_dir / apply_decision.LOCK, "it"), pytest.raises(TryLater, match="another process"):
+        resume(run_dir, SITE)
+
+
+def test_the_next_job_leaves_bad_nodes_out(runs: Runs, cluster: Cluster) -> None:
+    """What any run of the folder learnt about a node counts for this one."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    site = Site(name="s")
+    bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
+    exclusions.add(run_dir.parent, site, ["n7"], bad, "other-run")
+    cluster.states["100"] = "PREEMPTED"
+    resume(run_dir, site)
+    assert cluster.sent == [("--exclude=n7",)]
+
+
+def in_job(run_dir: Path, kind: str, confidence: str = "certain", **recover: str) -> tuple[str, Site]:
+    """What the newest attempt's own job does about it; the action that holds."""
+    site = Site(name="s", recover=Recover(**recover))  # type: ignore[arg-type]
+    attempt = run_folder.attempts(run_dir)[-1].name
+    cause = Cause(attempt=attempt, kind=kind, confidence=confidence, reason=kind)  # type: ignore[arg-type]
+    plan = load_plan(run_dir)
+    decided = policy.decide(plan, site, cause, apply_decision.history(run_dir, before=attempt), in_job=True)
+    return apply_decision.settle(run_dir, plan, site, cause, decided).action, site
+
+
+def test_a_dying_job_sends_its_successor(runs: Runs, cluster: Cluster) -> None:
+    """When it was preempted it also withdraws what Slurm has put back in the queue; its cause and decision are kept."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, code=143)
+    assert in_job(run_dir, "preempted")[0] == "resubmit"
+    assert (len(cluster.sent), cluster.cancelled) == (1, ["100"])
+    assert (run_dir / "attempts" / "0" / "decision.json").is_file()
+
+
+def test_a_signal_alone_lets_slurm_say_what_it_was(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not say so while there is time, nothing is submitted, and no verdict given."""
+    monkeypatch.setattr(slurm_query, "_PAUSE_S", 0.0)
+    run_dir = runs.make()
+    runs.attempt(run_dir, code=143)
+    cluster.states["100"] = "RUNNING"
+    assert in_job(run_dir, "preempted", "guess")[0] == "wait"
+    assert (cluster.sent, apply_decision.verdict(run_dir)) == ([], None)
+
+
+def test_a_job_that_is_put_back(runs: Runs, cluster: Cluster) -> None:
+    """With chain = "requeue" the same job goes on, but not where a node has to be left out."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, code=1)
+    assert in_job(run_dir, "time-limit", chain="requeue")[0] == "resubmit"
+    assert (cluster.requeued, cluster.sent) == (["100"], [])
+
+
+def test_a_job_comes_after_the_verdict(runs: Runs, cluster: Cluster) -> None:
+    """What was cancelled meanwhile stays so, whatever its job has decided."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, code=1)
+    apply_decision.conclude(run_dir, "cancelled", "by a person")
+    assert in_job(run_dir, "preempted")[0] == "stop"
+    assert cluster.sent == []
+
+
+def test_where_no_job_follows_by_itself(runs: Runs, cluster: Cluster) -> None:
+    """On a site that says so the run is stopped with its true cause, and how to go on."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = "NODE_FAIL"
+    assert resume(run_dir, Site(name="s", recover=Recover(chain="none"))).action == "stop"
+    given = apply_decision.verdict(run_dir)
+    assert given
+    assert given.kind == "node"
+    assert "--force" in given.reason
+
+
+def test_a_slurm_that_forgets(runs: Runs, cluster: Cluster) -> None:
+    """A job that nobody knows is over when its script said so; without a word from it, after minutes of silence."""
+    run_dir = runs.make()
+    attempt = runs.attempt(run_dir)
+    del cluster.states["100"]
+    assert resume(run_dir, SITE).action == "left"
+    mark = run_dir / ".missed.100"
+    os.utime(mark, (time.time() - 700,) * 2)
+    assert resume(run_dir, SITE).action == "resubmit"
+    run_dir = runs.make("t-2")
+    attempt = runs.attempt(run_dir)
+    run_folder.write(attempt / "exit.json", run_folder.Attempt(job_id="100", exit_code=0, ended="2026-01-01T00:00:00Z"))
+    del cluster.states["100"]
+    assert resume(run_dir, SITE).action == "done"
+
+
+def test_a_slurm_that_refuses_loses_nothing(runs: Runs, cluster: Cluster) -> None:
+    """The error is told, there is no verdict, and the next time it is done."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = "NODE_FAIL"
+    cluster.refuses = ClusterError("no such account")
+    with pytest.raises(ClusterError):
+        resume(run_dir, SITE)
+    assert apply_decision.verdict(run_dir) is None
+    cluster.refuses = None
+    assert resume(run_dir, SITE).action == "resubmit"
+
+
+@pytest.mark.parametrize(
+    ("gone", "kind", "word"),
+    [
+        ("plan.json", DataError, "plan.json"),
+        ("script.sbatch", DataError, "script.sbatch"),
+        ("attempts", DataError, "attempts"),
+        (".", UsageError, "no run"),
+    ],
+)
+def test_half_a_folder(runs: Runs, cluster: Cluster, gone: str, kind: type[Exception], word: str) -> None:
+    """What is missing is named, and nothing is submitted or written off."""
+    run_dir = runs.make()
+    cluster.states["100"] = "NODE_FAIL"
+    path = run_dir / gone
+    _ = shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(kind, match=word):
+        resume(run_dir, SITE)
+    assert cluster.sent == []
+    assert not (run_dir / "verdict.json").exists()
+
+
+def test_another_site_s_run(runs: Runs) -> None:
+    """A run is never continued by way of a site that is not its own."""
+    with pytest.raises(ConfigError, match='of site "s"'):
+        resume(runs.make(), Site(name="other"))
+
+
+def test_a_verdict_is_given_once(runs: Runs) -> None:
+    """Of many who conclude at once one is believed, by all."""
+    run_dir = runs.make()
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda at: apply_decision.conclude(run_dir, "user", f"reason {at}").reason, range(16)))
+    assert len(set(said)) == 1
+    assert apply_decision.verdict(run_dir).reason == said[0]  # type: ignore[union-attr]
+    assert not list(run_dir.glob(".verdict*"))
+
+
+def test_faults_with_progress_go_on_and_on(runs: Runs, cluster: Cluster) -> None:
+    """Preempted thirty times, each time a checkpoint further, the run is still alive: its history is all there."""
+    run_dir = runs.make()
+    for number in range(30):
+        attempt = runs.attempt(run_dir, progress=10 * number)
+        (run_dir / "progress").write_text(str(10 * number + 10))
+        cluster.states[str(100 + number)] = "PREEMPTED"
+        said = resume(run_dir, SITE)
+        assert (said.action, said.attempt) == ("resubmit", attempt.name)
+    assert len(apply_decision.history(run_dir)) == 30
+    assert "stopped" not in ended(run_dir)
+    assert isinstance(said, Resumed)
+
+
+def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, tmp_path: Path) -> None:
+    """A copy is refused; where the original cannot be seen, the hint is not to reproduce it."""
+    run_dir = runs.make()
+    runs.attempt(run_dir, error="ValueError: boom", code=1)
+    cluster.states["100"] = "FAILED"
+    copy = shutil.copytree(run_dir, tmp_path / "copies" / run_dir.name)
+    with pytest.raises(ConfigError, match="is a copy") as caught:
+        resume(copy, SITE, force=True)
+    assert "reproduce" in caught.value.hint
+    runs.root.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match=rf"is not here \(expected {run_dir}\)") as caught:
+        resume(copy, SITE, force=True)
+    assert "reproduce" not in caught.value.hint
+    assert cluster.sent == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ESTALE, Unreachable), (errno.EIO, Unreachable), (errno.EACCES, ClusterError)]
+)
+def test_what_cannot_be_read_is_not_called_a_copy(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[PitError]
+) -> None:
+    """An error of the file system is raised as such, without the hint to reproduce, which would run it twice."""
+
+    def fails(*_: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    run_dir = runs.make()
+    monkeypatch.setattr(Path, "samefile", fails)
+    with pytest.raises(kind, match=os.strerror(number)) as caught:
+        resume(run_dir, SITE)
+    assert "reproduce" not in caught.value.hint

@@ -1,0 +1,107 @@
+"""Tickets that wait in the wrong queue, and sites that are asked at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.place.clusters.parallel import Asking
+from pitools.place.dispatch.migration import moves, seated
+from pitools.place.types import Job, Option, Pool, Ticket
+
+
+def pool(name: str, free: int) -> Pool:
+    return Pool(pool=name, units=8, free=free)
+
+
+def job(name: str, run_s: float = 9.0) -> Job:
+    options = tuple(Option(pool=where, units=1, run_s=run_s, limit_s=run_s) for where in ("a", "b"))
+    return Job(job_id=name, submit_s=0.0, options=options)
+
+
+def moved(free: int, waits: dict[str, tuple[str, float]], run_s: float = 9.0) -> list[str]:
+    """Jobs that leave queue `a`, which is full, for `b` with `free` units. waits: job → queue, seconds in it."""
+    jobs = {name: job(name, run_s) for name in waits}
+    tickets = [Ticket(job_id=name, pool=where, placed_s=100 - age_s) for name, (where, age_s) in waits.items()]
+    pools = {"a": pool("a", 0), "b": pool("b", free)}
+    return [one.job_id for one in moves(100.0, jobs, pools, tickets, 60.0)]
+
+
+def test_jobs_go_where_there_is_room() -> None:
+    """As many as there is room for, and of these who waits at the end of the queue."""
+    waits = {"x": ("a", 30.0), "y": ("a", 20.0), "z": ("a", 10.0)}
+    assert moved(2, waits) == ["z", "y"]
+
+
+def test_jobs_leave_a_queue_that_stands_still() -> None:
+    """Where both are full, the queue whose oldest ticket is much older gives to the other until as many wait there."""
+    waits = dict.fromkeys("pqrst", ("a", 40.0)) | {"u": ("b", 2.0)}
+    assert len(moved(0, waits)) == 2
+    assert moved(0, dict.fromkeys("pqrst", ("a", 6.0)) | {"u": ("b", 5.0)}) == []
+
+
+def test_who_has_just_come_or_runs_for_long_stays() -> None:
+    """A ticket that may be about to start, and one of a long job, is left where it is."""
+    assert moved(4, {"x": ("a", 1.0)}) == []
+    assert moved(4, {"x": ("a", 30.0)}, run_s=3600.0) == []
+
+
+def test_seats_are_given_in_order() -> None:
+    """What fits now starts, what does not waits."""
+    jobs = {name: job(name) for name in "xyz"}
+    ours = [Ticket(job_id=name, pool="a", placed_s=0.0) for name in "xyz"]
+    assert seated(pool("a", 2), jobs, ours) == (0, 1)
+    assert seated(pool("b", 2), jobs, ours) == (2, 0)
+
+
+def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
+    monkeypatch.setattr(Asking, "patience_s", 1.0)
+    wake, asked = threading.Event(), list[threading.Thread]()
+
+    def slow(left_s: float) -> str:
+        asked.append(threading.current_thread())
+        wake.wait(50)  # whoever waits for it to the deadline has its answer
+        return "late"
+
+    def refuses(left_s: float) -> str:
+        raise Unreachable("connection refused")
+
+    asking: Asking[str] = Asking()
+    questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
+    for _ in range(3):
+        said = {name: answer.said for name, answer in asking.ask(questions, 60.0).items()}
+        assert said["fast"] == "at once"
+        assert isinstance(said["slow"], PitError)
+        assert isinstance(said["dark"], Unreachable)
+    wake.set()
+    asked[0].join(60)
+    assert asking.ask(questions, 60.0)["slow"].said == "late"
+    assert len(asked) == 1
+
+
+def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is made to wait by it; and no longer."""
+    monkeypatch.setattr(Asking, "patience_s", 0.0)
+    asking: Asking[bool] = Asking()
+    assert asking.ask({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].said is True
+    wake = threading.Event()
+    assert isinstance(asking.ask({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].said, Unreachable)
+    wake.set()
+
+
+def test_a_question_that_breaks_is_asked_again() -> None:
+    """What nobody thought of is the site's fault for this round, and not for ever."""
+    asking: Asking[str] = Asking()
+    said: list[str] = []
+
+    def breaks(left_s: float) -> str:
+        said.append(f"{left_s:.0f}")
+        return str(["well"][1 if len(said) == 1 else 0])
+
+    assert isinstance(asking.ask({"odd": breaks}, 5.0)["odd"].said, ClusterError)
+    assert asking.ask({"odd": breaks}, 7.0)["odd"].said == "well"
+    assert said == ["5", "7"]

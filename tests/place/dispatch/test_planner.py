@@ -1,0 +1,84 @@
+"""From the queue to decisions: who may wait in a site's own queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
+from pitools.launch.request import Request
+from pitools.place.dispatch import options, planner, tickets
+from pitools.place.dispatch import store as queue
+from pitools.place.dispatch.reconcile import Board
+from pitools.place.policy.decide import decide
+from pitools.place.policy.params import Policy
+from pitools.place.types import Option, Place, Pool
+from pitools.run.run_folder import JobRef
+from pitools.site.schema import Site
+
+OPTION = Option(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What is placed of short jobs with these names and topologies, in a pool with so much free."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+
+    def make(free: int, **topologies: str) -> list[str]:
+        asked = [
+            queue.ask(Request(name=name, command="true", time="1m", topology=by), ("a",), owner="ada")  # type: ignore[arg-type]
+            for name, by in topologies.items()
+        ]
+        queue.add(queue.root(), asked)
+        decider = planner.Decider(partial(decide, policy=Policy()), queue.root())
+        monkeypatch.setattr(decider._offers, "of", lambda job, seen: (OPTION,))
+        running = [] if free else [(1e12, 2)]
+        pool = Pool(pool="a/train", units=2, free=free, running=running, tickets=4)
+        world = planner.World({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
+        wanted = decider.decide(Board(queue.root()), world)
+        assert all(isinstance(one, Place) for one in wanted.places)
+        return sorted(one.job_id.partition("-")[0] for one in wanted.places)
+
+    return make
+
+
+def test_short_jobs_wait_in_a_full_queue(places: Callable[..., list[str]]) -> None:
+    """So that no node waits for a tick; who wants the best of the free nodes waits until some are free."""
+    assert places(0, plain="none", choosy="exclude") == ["plain"]
+
+
+def test_who_wants_the_best_nodes_is_sent_when_some_are_free(places: Callable[..., list[str]]) -> None:
+    """As everybody is."""
+    assert places(2, plain="none", choosy="exclude") == ["choosy", "plain"]
+
+
+@pytest.mark.parametrize("error", [ConfigError, DataError, UsageError, ClusterError])
+def test_who_cannot_be_sent_there_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[PitError]
+) -> None:
+    """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    asked = [queue.ask(Request(name=name, command="true", time="1m"), ("a",), owner="ada") for name in ("bad", "good")]
+    queue.add(queue.root(), asked)
+    board, sent = Board(queue.root()), []
+
+    class Hands:
+        def submit(self, plan: object, site: Site, *, name: str) -> JobRef:
+            if name.startswith("bad"):
+                raise error("no fabric")
+            sent.append(name)
+            return JobRef(job_id="7", site="a", submitted="")
+
+        def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
+            return dict.fromkeys(names, True)
+
+    monkeypatch.setattr(options, "plan", lambda *_: None)
+    monkeypatch.setattr(tickets, "hands", lambda site: Hands())
+    wanted = [Place(job_id=one, pool="a/train") for one in sorted(board.jobs)]
+    tickets.place(board, Site(name="a"), wanted, deadline=math.inf, placed=lambda *_: None)
+    assert [name.partition("-")[0] for name in sent] == ["good"]
+    assert [len(job.refusals) for _, job in sorted(board.jobs.items())] == [1, 0]

@@ -1,0 +1,75 @@
+"""What ended jobs teach of those that wait."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from pitools.core import timestamps
+from pitools.launch.request import Request
+from pitools.place.dispatch import store as queue
+from pitools.place.dispatch.journal import Entry, Queued, What, append
+from pitools.place.dispatch.runtime_history import FEW, Expectations
+from pitools.place.types import Option
+
+OPTION = Option(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    return queue.root()
+
+
+def asked(name: str = "bc", owner: str = "ada") -> Queued:
+    return queue.ask(Request(name=name, command="true", time="10h"), ("x",), owner=owner)
+
+
+def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> None:
+    """So many jobs that ran so long there."""
+    for job in queue.add(place, [asked() for _ in range(count)]):
+        began = datetime.now(UTC) - timedelta(days=1)
+        for what, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
+            t = timestamps.text(began + timedelta(seconds=after_s))
+            append(job, Entry(t=t, what=What(what), n=1, pool=pool, state=state))
+        queue.close(place, job)
+
+
+def test_a_kind_is_expected_to_run_as_it_ran(place: Path) -> None:
+    """Ten hours asked for, half an hour used: after a few of them that is what the next is expected to take."""
+    known = Expectations(place)
+    ended(place, 1800.0, FEW - 1)
+    known.learn(lambda _: 1.0)
+    assert known.of(asked(), OPTION, lambda _: 1.0) is OPTION
+    ended(place, 1800.0, 40)
+    known.learn(lambda _: 1.0)
+    assert 900 < known.of(asked(), OPTION, lambda _: 1.0).run_s < 3600
+    assert known.of(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
+    brief = Option(pool="x/gpu", units=1, run_s=60.0, limit_s=36000.0)
+    assert known.of(asked(), brief, lambda _: 1.0) is brief
+
+
+def test_speed_counts(place: Path) -> None:
+    """What took an hour where nodes are half as fast takes a quarter of that where they are twice as fast."""
+    known = Expectations(place)
+    ended(place, 3600.0, 40, pool="x/slow")
+    speeds = {"x/slow": 0.5, "x/gpu": 1.0, "x/fast": 2.0}
+    known.learn(speeds.__getitem__)
+    slow = Option(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
+    fast = Option(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
+    took = {one.pool: known.of(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
+    assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
+
+
+def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:
+    """A broken journal, a file and a folder that is no job are passed over, once."""
+    ended(place, 1800.0)
+    (job,) = (place / "done").iterdir()
+    (job / "journal.jsonl").write_text("x\n")
+    (place / "done" / "notes").write_text("")
+    (place / "done" / "empty").mkdir()
+    known = Expectations(place)
+    known.learn(lambda _: 1.0)
+    assert known.of(asked(), OPTION, lambda _: 1.0) is OPTION

@@ -1,0 +1,185 @@
+"""A site that falls silent: how long its tickets are waited for, and what a person's word about them is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pitools.launch.submission import grant
+from pitools.launch.tickets.ticket_state import FORGOTTEN, Seen
+from pitools.place import types
+from pitools.place.dispatch import reconcile as boards
+from pitools.place.dispatch import status, tick
+from pitools.place.dispatch import store as queue
+from tests.place.dispatch.fake_backends import Killed, Wait, World, add
+
+
+def first_alpha(made: World) -> None:
+    """Let the policy put jobs to alpha, and to beta while alpha is dark."""
+    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        types.Place(job_id=job.job_id, pool="beta/train" if made.clusters["alpha"].is_dark else "alpha/train")
+        for job in jobs
+        if job.job_id not in {ticket.job_id for ticket in held}
+    ]
+
+
+def start(made: World, site: str = "alpha") -> None:
+    """Let the jobs of a cluster have begun."""
+    cluster = made.clusters[site]
+    for job_id, job in cluster.jobs.items():
+        cluster.words[job[0]], job[1] = grant.word(job_id), "RUNNING"
+
+
+@pytest.mark.parametrize("is_seen_running", [False, True])
+def test_a_mark_that_its_site_answered_is_void(world: Callable[..., World], is_seen_running: bool) -> None:
+    """A ticket was given up as lost, and its site answers first: at the next silence the job does not run twice."""
+    made = world(0, 0.0)
+    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    made.tick()
+    start(made)
+    if is_seen_running:
+        made.tick()
+    alpha.is_dark = True
+    made.tick()
+    queue.mark(queue.find(made.place, job_id), "lost.1")
+    alpha.is_dark = False
+    made.tick()
+    assert queue.find(made.place, job_id).state == "running"
+    for _ in range(3):
+        alpha.is_dark = True
+        made.tick()
+    assert (beta.jobs, queue.find(made.place, job_id).lost) == ({}, frozenset())
+    assert [state for _, state in alpha.jobs.values()] == ["RUNNING"]
+
+
+def test_a_mark_is_void_before_the_answer_is_written(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick that is killed once it has written down what the site answered leaves no mark for the next silence."""
+    made = world(0, 0.0)
+    alpha = made.clusters["alpha"]
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    made.tick()
+    start(made)
+    queue.mark(queue.find(made.place, job_id), "lost.1")
+    write = boards.append
+
+    def killed(*given: object) -> None:
+        write(*given)  # type: ignore[arg-type]
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(boards, "append", killed)
+        assert made.tick() is None
+    alpha.is_dark = True
+    made.tick()
+    made.tick()
+    assert made.clusters["beta"].jobs == {}
+    assert queue.find(made.place, job_id).state == "running"
+
+
+def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that answers and does not know what became of a ticket has answered nothing: the person's word counts."""
+    made = world(0, 0.0)
+    alpha = made.clusters["alpha"]
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    made.tick()
+    start(made)
+    made.tick()
+    alpha.jobs.clear()
+    queue.mark(queue.find(made.place, job_id), "lost.1")
+    made.tick()
+    assert queue.find(made.place, job_id).tickets[0].state == "void"
+
+
+@pytest.mark.parametrize("up_s", [0.0, 10.0, 3600.0])
+def test_a_silence_is_counted_from_its_beginning(world: Callable[..., World], wait: Wait, up_s: float) -> None:
+    """However long a site was up: its waiting tickets stay for FAILOVER_S of silence, and go elsewhere then."""
+    made = world(0, 0.0)
+    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
+    alpha.has_files = True
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    for _ in range(3):
+        made.tick()
+        wait(up_s / 3)
+    alpha.is_dark = True
+    made.tick()
+    wait(tick.FAILOVER_S - 5)
+    made.tick()
+    assert (alpha.words, beta.jobs) == ({}, {})
+    wait(10)
+    made.tick()
+    made.tick()
+    assert alpha.words == {f"{job_id}.1": grant.NO}
+    assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
+
+
+def test_without_its_files_a_stranded_ticket_stays(world: Callable[..., World], wait: Wait) -> None:
+    """Where a site's files are silent, too, nobody knows whether a ticket has begun: it stays until they are there."""
+    made = world(0, 0.0)
+    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    made.tick()
+    alpha.is_dark = True
+    for _ in range(3):
+        made.tick()
+        wait(tick.FAILOVER_S)
+    assert beta.jobs == {}
+    alpha.has_files = True
+    made.tick()
+    made.tick()
+    assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
+
+
+def test_a_new_ticket_has_its_own_patience(
+    world: Callable[..., World], wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site came back, was given a ticket by a tick that was killed, and is silent again: that is a new silence."""
+    made = world(0, 0.0)
+    alpha = made.clusters["alpha"]
+    alpha.has_files = alpha.is_dark = True
+    first_alpha(made)
+    add(made, 1)
+    made.decide = lambda *_: []  # type: ignore[method-assign]
+    made.tick()
+    wait(tick.FAILOVER_S * 10)
+    alpha.is_dark = False
+    first_alpha(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(status, "write", lambda *_: (_ for _ in ()).throw(Killed))
+        assert made.tick() is None
+    assert len(alpha.jobs) == 1
+    alpha.is_dark = True
+    made.tick()
+    assert alpha.words == {}
+
+
+def test_a_silence_is_no_time_in_which_nodes_were_asked(world: Callable[..., World], wait: Wait) -> None:
+    """What slurmctld forgot may run until it has asked its nodes: the time that it was away itself does not count."""
+    made = world(0, 0.0)
+    alpha = made.clusters["alpha"]
+    first_alpha(made)
+    (job_id,) = add(made, 1)
+    made.tick()
+    start(made)
+    made.tick()
+    answer = alpha.state
+    alpha.state = lambda site, names: {  # type: ignore[method-assign]
+        name: Seen(FORGOTTEN, "1", "run.1") for name in answer(site, names)
+    }
+    made.tick()
+    alpha.is_dark = True
+    made.tick()
+    wait(boards.ORPHAN_S * 10)
+    alpha.is_dark = False
+    for is_live, then_s in ((True, boards.ORPHAN_S / 2), (True, boards.ORPHAN_S), (False, 0.0)):
+        made.tick()
+        assert queue.find(made.place, job_id).tickets[0].is_live is is_live
+        wait(then_s)

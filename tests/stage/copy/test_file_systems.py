@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pitools.core import subprocesses
+from pitools.core.errors import DataError
+from pitools.stage.sources.base import load
+from pitools.stage.stage import stage
+from pitools.stage.verify import check
+
+FILES = {"zarr.json": b"{}", **{f"c/{i}": os.urandom(3_000_000 + i) for i in range(6)}}
+MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
+
+
+@pytest.fixture
+def disk(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes and mounts a file system of a kind in a file, where this machine allows it."""
+    mounted: list[Path] = []
+
+    def mount(kind: str) -> Path:
+        place, image = tmp_path / f"disk{len(mounted)}", tmp_path / f"image{len(mounted)}"
+        place.mkdir()
+        if kind == "tmpfs":
+            done = subprocesses.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(place)], timeout_s=10)
+        else:
+            if not shutil.which(MAKE[kind][0]):
+                pytest.skip(f"{MAKE[kind][0]} is not installed")
+            image.touch()
+            os.truncate(image, 400 << 20)
+            subprocesses.run([*MAKE[kind], str(image)], timeout_s=60)
+            done = subprocesses.run(["mount", "-o", "loop", str(image), str(place)], timeout_s=30)
+        if done.code:
+            pytest.skip(f"cannot mount {kind} here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        assert subprocesses.run(["umount", str(place)], timeout_s=30).code == 0  # else somebody still has a file open
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "btrfs"])
+def test_a_set_arrives_on_any_file_system(kind: str, disk, make_dataset):
+    """From another file system onto this one, large and small files, whole and equal."""
+    place = disk(kind)
+    record = stage(load(make_dataset(FILES)), place / "pit")
+    *findings, _ = check(place / "pit", readers=2)
+    assert findings == []
+    assert record.copied_bytes == sum(map(len, FILES.values()))
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_blocks_are_shared_where_the_file_system_can(kind: str, disk, build):
+    """On one XFS or Btrfs a set takes no room of its own; it is verified all the same."""
+    place = disk(kind)
+    source = build(place / "data", FILES)
+    os.sync()
+    before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    record = stage(load(source), place / "pit")
+    os.sync()
+    taken = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    assert taken < record.bytes / 3
+    assert not (source / "c/0").samefile(Path(record.path) / "c/0")
+    shutil.rmtree(source)
+    *findings, _ = check(place / "pit", readers=2)
+    assert findings == []
+
+
+def test_a_damaged_source_is_found_through_a_clone_too(disk, build):
+    """Sharing blocks shares the damage: it is read, and refused."""
+    place = disk("xfs")
+    source = build(place / "data", FILES)
+    with (source / "c/3").open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"xxxx")
+    with pytest.raises(DataError) as error:
+        stage(load(source), place / "pit")
+    assert error.value.where == str(source / "c/3")
+    assert os.listdir(place / "pit/objects") == []
+
+
+def test_a_copy_leaves_the_page_cache_to_others(disk, build):
+    """What was read once is dropped, and large files are written past the cache: what training reads stays in it."""
+    place = disk("ext4")
+    source = build(place / "data", {f"c/{i}": os.urandom(8 << 20) for i in range(4)})
+    os.sync()
+    files = list(source.rglob("c/*"))
+    assert sum(_cached(path) for path in files) == 32 << 20
+    record = stage(load(source), place / "pit")
+    files += Path(record.path).rglob("c/*")
+    assert len(files) == 8
+    assert sum(_cached(path) for path in files) < 2 << 20
+
+
+def _cached(path: Path) -> int:
+    """Bytes of a file in the page cache."""
+    size = path.stat().st_size
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        at = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(size), pages)
+        del at  # else it could not be unmapped
+    assert not failed
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pitools.core.errors import NoSpace
+from pitools.stage.copy import write
+from pitools.stage.copy.write import Flusher
+
+
+def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A sync begins as soon as much waits, one at a time, beside the copy; and one is the last of all."""
+    here, may_end, began = threading.get_ident(), threading.Event(), threading.Event()
+    syncs: list[bool] = []
+
+    def sync(path: Path) -> None:
+        assert path == tmp_path
+        syncs.append(threading.get_ident() != here)
+        began.set()
+        if syncs[-1]:
+            assert may_end.wait(10)
+
+    monkeypatch.setattr(write, "sync_file_system", sync)
+    with Flusher(tmp_path) as flusher:
+        flusher.moved(write._FLUSHED_BYTES - 1)
+        assert syncs == []
+        flusher.moved(1)
+        assert began.wait(10)
+        flusher.moved(10 * write._FLUSHED_BYTES)  # while the first one is at it
+        assert syncs == [True]
+        may_end.set()
+    assert syncs == [True, False]
+
+
+def test_an_error_of_an_early_sync_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The kernel tells it once; the last sync, which then succeeds, must not pass for all."""
+    answers = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None]
+
+    def sync(path: Path) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    monkeypatch.setattr(write, "sync_file_system", sync)
+    with pytest.raises(NoSpace) as error, Flusher(tmp_path) as flusher:
+        flusher.moved(write._FLUSHED_BYTES)
+    assert error.value.where == str(tmp_path)
+    assert answers == []
