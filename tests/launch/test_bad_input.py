@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -168,12 +170,15 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     from pitools.site.load import load
 
     seen: list[str] = []
+    replace = os.replace
 
-    def full(_: Path, link: Path) -> None:
-        seen.append(link.name.partition("_")[0])
-        raise OSError(28, "No space left on device")
+    def full(source: Path, target: Path) -> None:
+        if target.name == "job.json":
+            seen.append(json.loads(Path(source).read_bytes())["job_id"])
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
-    monkeypatch.setattr("os.link", full)
+    monkeypatch.setattr("os.replace", full)
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "request.toml").write_text(GOOD)
     site = load("alpha")
