@@ -1,4 +1,4 @@
-"""Ctrl-C kept from where it would do harm."""
+"""Signals that end a process: Ctrl-C kept from where it would do harm, and the others handled as Ctrl-C is."""
 
 from __future__ import annotations
 
@@ -29,3 +29,24 @@ def held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if heard:
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """A lost terminal (SIGHUP) and a request to end (SIGTERM) raise KeyboardInterrupt in here, as Ctrl-C does.
+
+    Those that somebody else handles or ignores (nohup) stay as they are; so do all outside of the main thread.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python takes no handlers
+    found = [n for n in (signal.SIGHUP, signal.SIGTERM) if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    try:
+        for number in found:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number in found:
+            signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""Ctrl-C while the locks of `concurrent.futures` are taken: heard once, a moment later, and none stays taken."""
+"""Ctrl-C while the locks of `concurrent.futures` are taken: heard once, a moment later, and none stays taken; and the
+other signals that end a process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.signals import held_back
+from pitools.core.signals import held_back, interrupted
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 # condition, and says how each ended: 130 where Ctrl-C was heard, 0 where there were fewer locks.
 INTERRUPTED = """
 import os, signal, sys, threading
-from pitools.core import worker_pool as crew
+from pitools.core import worker_pool
 
 class Square:
     def __call__(self, job): return job * job
@@ -40,7 +42,7 @@ def work(number):
     threading.Condition.__enter__ = enter
     signal.alarm(20)
     try:
-        assert sorted(crew.run(Square, range(6), workers=2)) == [0, 1, 4, 9, 16, 25]
+        assert sorted(worker_pool.run(Square, range(6), workers=2)) == [0, 1, 4, 9, 16, 25]
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -56,7 +58,7 @@ for number in range(1000):
 """
 
 
-def interrupted(reached: list[str], error: Exception | None = None) -> None:
+def with_ctrl_c(reached: list[str], error: Exception | None = None) -> None:
     """A block in which Ctrl-C comes, and then perhaps an error."""
     with held_back():
         signal.raise_signal(signal.SIGINT)
@@ -69,7 +71,7 @@ def test_heard_at_the_end() -> None:
     """Ctrl-C lets the block come to its end, and is raised there; afterwards it is heard at once."""
     reached: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        interrupted(reached)
+        with_ctrl_c(reached)
     assert reached == ["end"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -79,7 +81,7 @@ def test_heard_beside_an_error() -> None:
     """An error in the block does not hide Ctrl-C, which may be its cause: it is the interrupt's context."""
     error = ValueError("a worker died")
     with pytest.raises(KeyboardInterrupt) as caught:
-        interrupted([], error)
+        with_ctrl_c([], error)
     assert caught.value.__context__ is error
 
 
@@ -96,7 +98,7 @@ def test_what_is_ignored_stays_so() -> None:
     """A process that ignores Ctrl-C, as under nohup, goes on ignoring it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reached: list[str] = []
-    interrupted(reached)
+    with_ctrl_c(reached)
     assert reached == ["end"]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
@@ -122,6 +124,21 @@ def test_no_lock_stays_taken() -> None:
     assert lines[-1].endswith(" 0"), (lines, ended.stderr)
     assert all(line.endswith(" 130") for line in lines[:-1])
     assert len(lines) > 5
+
+
+def test_signals_are_met_as_ctrl_c_is() -> None:
+    """SIGTERM and SIGHUP raise inside, and are as they were outside; what somebody ignores stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before = signal.signal(number, signal.SIG_DFL)
+        try:
+            with pytest.raises(KeyboardInterrupt), interrupted():
+                signal.raise_signal(number)
+            assert signal.getsignal(number) == signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN)
+            with interrupted():
+                signal.raise_signal(number)
+        finally:
+            signal.signal(number, before)
 
 
 # In the place of any command of the main job: it needs a moment to end.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pitools.core import hostlist
-from pitools.core.endings import interrupted
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
+from pitools.core.signals import interrupted
 from pitools.slurm.client import Client
 from pitools.slurm.errors import is_denied
 from pitools.slurm.records import Job, Node

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pitools.core import hostlist, subprocesses
-from pitools.core.endings import interrupted
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.slurm.client import Client
 from pitools.topology.acquire import loop
@@ -173,21 +172,6 @@ def test_partitions_that_share_nothing(bench: Bench) -> None:
             bench.scontrol("delete", f"partitionname={name}")
     assert (got.state, got.is_within, got.tries) == ("RUNNING", True, 1)
     assert hostlist.expand(got.node_list) in (["alpha01", "alpha02"], ["alpha05", "alpha06"])
-
-
-def test_signals_are_met_as_ctrl_c_is() -> None:
-    """SIGTERM and SIGHUP raise inside, and are as they were outside; what somebody ignores stays ignored."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before = signal.signal(number, signal.SIG_DFL)
-        try:
-            with pytest.raises(KeyboardInterrupt), interrupted():
-                signal.raise_signal(number)
-            assert signal.getsignal(number) == signal.SIG_DFL
-            signal.signal(number, signal.SIG_IGN)
-            with interrupted():
-                signal.raise_signal(number)
-        finally:
-            signal.signal(number, before)
 
 
 @pytest.fixture
