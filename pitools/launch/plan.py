@@ -16,7 +16,7 @@ from pitools.run import run_folder
 from pitools.site import dialect
 from pitools.site.schema import Partition, Site
 from pitools.site.template import Dataset, fill, render
-from pitools.stage.sources.base import find_folder
+from pitools.stage.sources.open import find_folder
 from pitools.store import manifest
 from pitools.store.resolve import is_there
 

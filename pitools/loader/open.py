@@ -15,7 +15,7 @@ from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.on_demand.client import Remote
 from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.sources.base import find_folder, is_url
+from pitools.stage.sources.open import find_folder, is_url
 from pitools.store.reader.array_reader import Check
 from pitools.store.reader.version_reader import RESIDENT_BYTES, Arrays
 from pitools.store.zarr import metadata

@@ -16,7 +16,8 @@ from pitools.stage.cache import records
 from pitools.stage.cache.evict import quarantine
 from pitools.stage.cache.layout import OBJECTS, object_path
 from pitools.stage.resolve import Store, resolve
-from pitools.stage.sources.base import Dataset, load, source_of
+from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.open import load, source_of
 from pitools.stage.stage import stage
 from pitools.stage.verify import Finding
 

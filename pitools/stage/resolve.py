@@ -13,8 +13,9 @@ import msgspec
 from msgspec import structs
 
 from pitools.core.errors import DataError, UsageError
-from pitools.stage.sources.base import Dataset, Source, find, is_store, is_url, load
+from pitools.stage.sources.base import Dataset, Source
 from pitools.stage.sources.local import LocalSource, reading
+from pitools.stage.sources.open import find, is_store, is_url, load
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, Manifest
 from pitools.store.resolve import caution

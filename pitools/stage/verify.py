@@ -24,8 +24,9 @@ from pitools.core.shared_progress import Seat
 from pitools.stage.cache.layout import LEASES, OBJECTS
 from pitools.stage.cache.lease import lease
 from pitools.stage.copy.tasks import Task, tasks
-from pitools.stage.sources.base import Dataset, SourceFile, find_folder, load, versions
+from pitools.stage.sources.base import Dataset, SourceFile
 from pitools.stage.sources.local import LocalSource, reading
+from pitools.stage.sources.open import find_folder, load, versions
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import FILE_NAME, FileEntry
 

@@ -17,7 +17,7 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.stage.cache import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest

@@ -9,7 +9,7 @@ import pytest
 from pitools.core.errors import ClusterError, UsageError
 from pitools.stage import plan as planning
 from pitools.stage.plan import Work
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, DataError
 from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.sources.base import Dataset, find, load
+from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.open import find, load
 from pitools.stage.stage import stage
 from pitools.store import manifest
 from pitools.store.digest import RANGE, of_file

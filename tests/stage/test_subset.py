@@ -26,8 +26,9 @@ from pitools.dataset.reader import open_dataset
 from pitools.stage import episode_offsets
 from pitools.stage.repair import repair
 from pitools.stage.resolve import Choice, Store, resolve
-from pitools.stage.sources.base import Dataset, load
+from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
+from pitools.stage.sources.open import load
 from pitools.stage.sources.store_listing import describe, read_whole, survey
 from pitools.stage.stage import stage
 from pitools.stage.subset import subset

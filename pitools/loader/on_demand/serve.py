@@ -27,7 +27,8 @@ from pitools.loader.on_demand.cache_filler import Fill
 from pitools.loader.on_demand.ipc import Greeting
 from pitools.stage.cache.disk_quota import Limits
 from pitools.stage.cache.layout import locked, object_path, prepare, touch_lease
-from pitools.stage.sources.base import Dataset, find, load
+from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.open import find, load
 from pitools.stage.verify import looks_whole
 
 # How long another process, such as `pit-stage run`, may take to stage the version.

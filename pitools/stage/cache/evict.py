@@ -36,7 +36,7 @@ from pitools.stage.cache.layout import (
     sweep,
     try_locked,
 )
-from pitools.stage.sources.base import is_store, is_url
+from pitools.stage.sources.open import is_store, is_url
 
 # Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
 GRACE_S = 600.0

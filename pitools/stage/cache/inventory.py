@@ -15,8 +15,8 @@ from pitools.core.errors import PitError, UsageError, nearest
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.layout import OBJECTS, QUARANTINE, holder, is_leased
-from pitools.stage.sources.base import load
 from pitools.stage.sources.local import reading
+from pitools.stage.sources.open import load
 from pitools.stage.verify import looks_whole
 from pitools.store.manifest import FILE_NAME, Subset
 from pitools.store.publish import TEMPORARY

@@ -25,10 +25,11 @@ from pitools.core.lock import GLANCE_S, announced, flock, is_shared, open_kept, 
 from pitools.core.lock import Holder as Holder
 from pitools.core.lock import Tell as Tell
 from pitools.core.units import duration_text
+from pitools.stage.sources.local import OBJECTS as OBJECTS
 from pitools.store.manifest import FileEntry
 from pitools.store.publish import TEMPORARY
 
-OBJECTS, LOCKS, LEASES, RECORDS, QUARANTINE = "objects", ".locks", ".leases", ".records", ".quarantine"
+LOCKS, LEASES, RECORDS, QUARANTINE = ".locks", ".leases", ".records", ".quarantine"
 # What other users may see of a root that is shared. Unfinished and damaged data is nobody else's business, and whoever
 # may open a lock file may also lock it, and keep the root's owner from staging for as long as they like.
 _SHARED = (OBJECTS, LEASES, RECORDS)

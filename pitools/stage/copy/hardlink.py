@@ -12,7 +12,8 @@ from pitools.core.errors import PitError
 from pitools.core.fs import plain_file
 from pitools.core.record import decode_json
 from pitools.stage.cache.layout import OBJECTS
-from pitools.stage.sources.base import Dataset, folders_of, load
+from pitools.stage.sources.base import Dataset, folders_of
+from pitools.stage.sources.open import load
 from pitools.store.manifest import FILE_NAME, FileEntry
 
 # The newest few of a dataset's versions hold nearly all that a next one has in common with any.

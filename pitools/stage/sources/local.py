@@ -14,6 +14,8 @@ import msgspec
 
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 
+# Of a staging root: the folder whose folders are whole sets, each named by its version.
+OBJECTS = "objects"
 # O_NONBLOCK: a FIFO put where a file should be would otherwise hold the open for ever.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC

@@ -31,7 +31,7 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.site.load import shipped
 from pitools.site.template import fill
 from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.sources.base import is_url
+from pitools.stage.sources.open import is_url
 
 
 class _Words(

@@ -31,7 +31,7 @@ from pitools.stage.cache import records
 from pitools.stage.cache.evict import Item, KeptReason, evict
 from pitools.stage.cache.layout import LOCKS, RECORDS, free_bytes, object_path, prepare
 from pitools.stage.cache.lease import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.sync.metrics import Totals
 from pitools.stage.sync.policy import Policy, Rule

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, DataError, PitError, nearest
-from pitools.stage.sources.base import is_url, versions
 from pitools.stage.sources.local import read_error
+from pitools.stage.sources.open import is_url, versions
 from pitools.stage.sync.policy import Rule
 from pitools.store.manifest import FILE_NAME
 from pitools.store.resolve import discarded

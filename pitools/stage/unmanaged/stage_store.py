@@ -25,8 +25,9 @@ from pitools.stage.copy.copy import Orders, is_durable, readers_for
 from pitools.stage.copy.resume import Moved, discard, fill, seal
 from pitools.stage.resolve import Store, survey_again
 from pitools.stage.sources import store_listing
-from pitools.stage.sources.base import Dataset, load
+from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
+from pitools.stage.sources.open import load
 from pitools.stage.stage import Stage, State, publish_new, record_of, telling
 from pitools.stage.unmanaged import structure
 from pitools.stage.verify import is_whole, looks_whole

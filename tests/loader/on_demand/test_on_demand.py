@@ -32,7 +32,7 @@ from pitools.stage.cache.disk_quota import Limits
 from pitools.stage.cache.evict import KeptReason, evict, items
 from pitools.stage.cache.inventory import staged
 from pitools.stage.cache.layout import journal_path, object_path, partial_path
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import Finding, check
 from pitools.store import digest, manifest

@@ -20,7 +20,7 @@ from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.windows import Span, Windows
 from pitools.stage.cache import records
 from pitools.stage.cache.layout import object_path
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.store import manifest, tags, version_state
 from pitools.store.reader.version_reader import Arrays

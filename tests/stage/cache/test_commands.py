@@ -20,7 +20,7 @@ from pitools.stage.cache import records
 from pitools.stage.cache.evict import Item, evict
 from pitools.stage.cache.layout import journal_path, locked, partial_path
 from pitools.stage.cache.lease import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import Finding, looks_whole
 

@@ -20,7 +20,7 @@ from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
 from pitools.stage.cache.inventory import total, usage
 from pitools.stage.cache.layout import free_bytes, journal_path, locked, partial_path, prepare
 from pitools.stage.cache.lease import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 MIB = 1 << 20

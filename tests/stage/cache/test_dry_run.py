@@ -10,7 +10,7 @@ from pitools.stage.cache import evict
 from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.layout import is_leased, locked, move_aside
 from pitools.stage.cache.lease import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import Check, check
 

@@ -19,7 +19,7 @@ from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.layout import journal_path, locked, move_aside, partial_path, prepare, sweep
 from pitools.stage.cache.lease import last_used, lease
 from pitools.stage.resolve import resolve
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.unmanaged.stage_store import stage_store
 from pitools.stage.verify import looks_whole

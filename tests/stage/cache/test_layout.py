@@ -21,7 +21,7 @@ from pitools.core.lock import Holder
 from pitools.stage.cache import evict, inventory, lease, records
 from pitools.stage.cache import layout as roots
 from pitools.stage.cache.disk_quota import Limits, reserved
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 FOLDERS = ["objects", ".tmp", ".locks", ".leases", ".records", ".quarantine"]

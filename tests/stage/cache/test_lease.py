@@ -17,7 +17,7 @@ from pitools.stage.cache import lease as leases
 from pitools.stage.cache.evict import Item, KeptReason
 from pitools.stage.cache.layout import locked
 from pitools.stage.cache.lease import hold, is_leased, last_used, lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 

@@ -12,7 +12,7 @@ from pitools.core.errors import DataError, TryLater
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.layout import prepare
 from pitools.stage.cache.records import StageRecord
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 

@@ -10,7 +10,7 @@ import pytest
 from pitools.core import fs
 from pitools.stage.cache import layout as roots
 from pitools.stage.cache.lease import lease
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
 from pitools.stage.cache.layout import journal_path, partial_path, prepare
-from pitools.stage.sources.base import load
 from pitools.stage.sources.local import Folders
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.store import manifest
 from pitools.store.manifest import FileEntry, Manifest

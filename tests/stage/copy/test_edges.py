@@ -11,7 +11,7 @@ from pitools.core.shared_progress import Board, Seat
 from pitools.stage.copy import write as write_module
 from pitools.stage.copy.tasks import SMALL, Task
 from pitools.stage.copy.worker import Copier, Work
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import check
 from pitools.store import digest, manifest

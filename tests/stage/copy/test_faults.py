@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.cache.layout import sweep
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import check
 

@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import check
 

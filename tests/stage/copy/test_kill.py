@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import check
 from pitools.store import digest, manifest

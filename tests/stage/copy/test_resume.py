@@ -16,7 +16,7 @@ from pitools.stage.cache.disk_quota import reserved
 from pitools.stage.cache.layout import journal_path, partial_path
 from pitools.stage.copy import resume
 from pitools.stage.copy.tasks import SMALL
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.verify import check
 from pitools.store.digest import RANGE

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pitools.stage.fanout.group import Group, find
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 
 NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.

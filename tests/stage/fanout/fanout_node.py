@@ -17,7 +17,8 @@ from pathlib import Path
 from pitools.core.errors import DataError, PitError
 from pitools.stage.fanout.group import Patience, find
 from pitools.stage.fanout.session import Fan, joined
-from pitools.stage.sources.base import Dataset, load
+from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.open import load
 from pitools.store import digest as digests
 
 BLOCK = 1 << 20

@@ -17,7 +17,7 @@ import zarr
 
 from pitools.dataset.ingest.ingest import ingest
 from pitools.stage.cache.layout import journal_path, object_path, partial_path
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.verify import Finding, check
 
 NAMES = ("n0", "n1", "n2")

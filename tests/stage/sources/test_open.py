@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog.retirement import retire
-from pitools.stage.sources import base
 from pitools.stage.sources.local import LocalReader
+from pitools.stage.sources.open import find, load
 from pitools.store import manifest, tags
 
 
 def test_a_version_folder_means_itself(small: Path):
     """The folder with the manifest is the dataset."""
-    assert base.find(small) == small
+    assert find(small) == small
 
 
 def test_a_name_with_one_version_means_that_version(small: Path):
     """A link to the version, such as `latest`, does not make it two."""
     (small.parent / "latest").symlink_to(small.name)
     (small.parent / ".tmp").mkdir()
-    assert base.find(small.parent) == small
+    assert find(small.parent) == small
 
 
 def test_a_version_is_named_as_in_every_command(make_dataset):
@@ -33,16 +33,16 @@ def test_a_version_is_named_as_in_every_command(make_dataset):
     home = new.parent
     os.utime(old / "manifest.json", (1, 1))
     tags.move(home.parent, home.name, "good", old.name)
-    assert base.find(home) == new
-    assert base.find(f"{home}@good") == old
-    assert base.find(home / new.name[:6]) == new
+    assert find(home) == new
+    assert find(f"{home}@good") == old
+    assert find(home / new.name[:6]) == new
     (home / "latest").symlink_to(new.name)
     retire(new)
-    assert base.find(home) == old
-    assert base.find(new) == new
+    assert find(home) == old
+    assert find(new) == new
     for wrong, hint in ((f"{home}@best", "good"), (f"{home}/{'0' * 6}", "list"), (f"{home.parent}/plick@good", "pick")):
         with pytest.raises(UsageError) as error:
-            base.find(wrong)
+            find(wrong)
         assert hint in error.value.hint
 
 
@@ -50,21 +50,21 @@ def test_a_staging_roots_objects_are_no_dataset(make_dataset):
     """The newest of sets of many datasets is not guessed: the user is told what to choose from."""
     versions = [make_dataset({"a": b"1"}, "objects"), make_dataset({"a": b"2"}, "objects")]
     with pytest.raises(UsageError) as error:
-        base.find(versions[0].parent)
+        find(versions[0].parent)
     assert all(folder.name in error.value.what for folder in versions)
 
 
 def test_a_folder_without_versions_is_no_dataset(tmp_path: Path):
     """An empty folder is data that is not what it claims; a missing one is a wrong command line."""
     with pytest.raises(DataError):
-        base.find(tmp_path)
+        find(tmp_path)
     with pytest.raises(UsageError):
-        base.find(tmp_path / "none")
+        find(tmp_path / "none")
 
 
 def test_load_gives_the_manifest_its_bytes_and_its_version(small: Path):
     """The version is the folder's name."""
-    dataset = base.load(small)
+    dataset = load(small)
     assert dataset.version == small.name
     assert dataset.data == (small / "manifest.json").read_bytes()
     assert len(dataset.manifest.files) == 5
@@ -75,7 +75,7 @@ def test_a_changed_manifest_is_refused(small: Path):
     path = small / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"episodes": 1', b'"episodes": 2'))
     with pytest.raises(DataError, match="belongs to version"):
-        base.load(small)
+        load(small)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema":"pit.manifest/2"}', b"[" * 5000])
@@ -83,7 +83,7 @@ def test_what_is_not_a_manifest_is_refused(tmp_path: Path, content: bytes):
     """Any bytes that are not a manifest are a DataError, never another exception."""
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError):
-        base.load(tmp_path)
+        load(tmp_path)
 
 
 @given(
@@ -104,7 +104,7 @@ def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path, paths: tuple[
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"} for path in paths]
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match="both as a file and as a folder"):
-        base.load(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
@@ -112,7 +112,7 @@ def test_a_manifest_that_is_no_plain_file_is_refused(small: Path, kind: str):
     """A FIFO does not hang, a link is not followed."""
     _replace(small / "manifest.json", kind)
     with pytest.raises(DataError):
-        base.load(small)
+        load(small)
 
 
 @pytest.mark.parametrize("part", ["images/c/0/0", "images/c", "images"])
@@ -160,7 +160,7 @@ def test_a_digest_that_cannot_be_compared_is_refused(make_dataset, digest: str):
     changed = data.replace(known.encode(), digest.encode())
     (folder / "manifest.json").write_bytes(changed)
     with pytest.raises(DataError, match="of a kind that is not known"):
-        base.load(folder.rename(folder.with_name(manifest.version(changed))))
+        load(folder.rename(folder.with_name(manifest.version(changed))))
 
 
 def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
@@ -180,5 +180,5 @@ def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
     }
     for path, hint in hints.items():
         with pytest.raises((DataError, UsageError)) as error:
-            base.find(tmp_path / path)
+            find(tmp_path / path)
         assert error.value.hint == hint

@@ -23,7 +23,7 @@ from pitools.stage.cache import lease, records
 from pitools.stage.cache.evict import items
 from pitools.stage.cache.inventory import staged
 from pitools.stage.cache.layout import prepare
-from pitools.stage.sources.base import load
+from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.sync import policy
 from pitools.stage.sync.metrics import PREFIX, read
