@@ -11,11 +11,11 @@ import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
 from pitools.stage.resolve import EVERYTHING, Choice, Store, resolve
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.verify import looks_whole
 
 if TYPE_CHECKING:
     from pitools.stage.cache.disk_quota import Lack, Limits, Usages

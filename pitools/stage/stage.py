@@ -20,6 +20,7 @@ from pitools.core.progress import Advance
 from pitools.core.record import Record
 from pitools.stage.cache import records
 from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import (
     journal_path,
     locked,
@@ -35,7 +36,7 @@ from pitools.stage.copy.copy import Orders, is_durable, readers_for
 from pitools.stage.copy.resume import Moved, discard, fill, seal
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.verify import is_whole, looks_whole
+from pitools.stage.verify import is_whole
 from pitools.store.publish import publish, sync_names
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,10 @@ from msgspec import structs
 
 from pitools.core import forked_pool
 from pitools.core.errors import ClusterError, DataError, PitError
-from pitools.core.fs import plain_file
 from pitools.core.progress import Advance, bar
 from pitools.core.record import Record
 from pitools.core.shared_progress import Seat
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import LEASES, OBJECTS
 from pitools.stage.cache.lease import lease
 from pitools.stage.copy.tasks import Task, tasks
@@ -53,25 +52,6 @@ class Check(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
     bytes: int
     findings: int
     wall_s: float
-
-
-def looks_whole(folder: Path, dataset: Dataset) -> bool:
-    """Whether `folder` holds this manifest and a file of the right size for each entry; contents are not read."""
-    try:
-        if not stat.S_ISDIR(folder.lstat().st_mode):
-            return False
-        with plain_file(folder / FILE_NAME) as file:
-            if file.read() != dataset.data:
-                return False
-        # os.stat of joined text: this is the path of every job that finds its data there, over every file.
-        prefix = f"{folder}/"
-        for entry in dataset.manifest.files:
-            found = os.stat(prefix + entry.path, follow_symlinks=False)  # noqa: PTH116
-            if found.st_size != entry.bytes or not stat.S_ISREG(found.st_mode):
-                return False
-    except OSError:
-        return False
-    return True
 
 
 def is_whole(folder: Path, dataset: Dataset, *, readers: int, advance: Advance) -> bool:

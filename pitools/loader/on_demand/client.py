@@ -20,11 +20,11 @@ from pitools.loader.on_demand import ipc
 from pitools.loader.on_demand.ipc import Greeting
 from pitools.loader.on_demand.serve import WAIT_S, Order
 from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import object_path
 from pitools.stage.cache.lease import hold
 from pitools.stage.sources.object_store.client import parse
 from pitools.stage.sources.open import load
-from pitools.stage.verify import looks_whole
 from pitools.store.reader.array_reader import open_in
 from pitools.store.version_list import is_version
 

@@ -26,10 +26,10 @@ from pitools.loader.on_demand import ipc
 from pitools.loader.on_demand.cache_filler import Fill
 from pitools.loader.on_demand.ipc import Greeting
 from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import locked, object_path, prepare, touch_lease
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.open import find, load
-from pitools.stage.verify import looks_whole
 
 # How long another process, such as `pit-stage run`, may take to stage the version.
 WAIT_S = 3600.0

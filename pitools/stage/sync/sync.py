@@ -29,6 +29,7 @@ from pitools.core.progress import bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import Item, KeptReason, evict
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import LOCKS, RECORDS, free_bytes, object_path, prepare
 from pitools.stage.cache.lease import lease
 from pitools.stage.sources.open import load
@@ -36,7 +37,6 @@ from pitools.stage.stage import stage
 from pitools.stage.sync.metrics import Totals
 from pitools.stage.sync.policy import Policy, Rule
 from pitools.stage.sync.versions import Version, newest, within_cap
-from pitools.stage.verify import looks_whole
 
 Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
 

@@ -20,6 +20,7 @@ from pitools.core.lock import Holder
 from pitools.core.progress import Advance
 from pitools.stage.cache import records
 from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import OBJECTS, locked, object_path, partial_path, prepare, require_safe, touch_lease
 from pitools.stage.copy.copy import Orders, is_durable, readers_for
 from pitools.stage.copy.resume import Moved, discard, fill, seal
@@ -30,7 +31,7 @@ from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.open import load
 from pitools.stage.stage import Stage, State, publish_new, record_of, telling
 from pitools.stage.unmanaged import structure
-from pitools.stage.verify import is_whole, looks_whole
+from pitools.stage.verify import is_whole
 from pitools.store import manifest as manifests
 
 

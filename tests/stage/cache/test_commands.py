@@ -18,11 +18,12 @@ from pitools.commands import stage_cache
 from pitools.stage import repair
 from pitools.stage.cache import records
 from pitools.stage.cache.evict import Item, evict
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import journal_path, locked, partial_path
 from pitools.stage.cache.lease import lease
 from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
-from pitools.stage.verify import Finding, looks_whole
+from pitools.stage.verify import Finding
 
 SCHEMAS = {
     "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",

@@ -16,13 +16,13 @@ from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
 from pitools.stage.cache.evict import Item, KeptReason
+from pitools.stage.cache.inventory import looks_whole
 from pitools.stage.cache.layout import journal_path, locked, move_aside, partial_path, prepare, sweep
 from pitools.stage.cache.lease import last_used, lease
 from pitools.stage.resolve import resolve
 from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 from pitools.stage.unmanaged.stage_store import stage_store
-from pitools.stage.verify import looks_whole
 
 
 @pytest.fixture
