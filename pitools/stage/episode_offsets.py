@@ -9,7 +9,7 @@ from itertools import pairwise
 from pitools.core.errors import DataError, ToolMissing, UsageError
 from pitools.stage.sources.store_listing import BOUNDARIES
 from pitools.store.manifest import Manifest
-from pitools.store.zarr import chunk_keys, shard_index
+from pitools.store.zarr import chunk_keys, shard_index, verify
 from pitools.store.zarr.metadata import Array, Codecs
 from pitools.store.zarr.shard_index import ABSENT
 
@@ -59,7 +59,7 @@ def values(array: Array, get: Callable[[str], bytes]) -> list[int]:
 def _chunks(array: Array, coordinate: tuple[int, ...], data: bytes, key: str) -> Iterator[bytes]:
     """The plain bytes of a file's chunks, in order up to the first that is absent. Raises DataError for a flaw."""
     window = shard_index.Window.over(data)
-    if flaws := shard_index.judge(window, len(data), array, coordinate).flaws:
+    if flaws := verify.judge(window, len(data), array, coordinate).flaws:
         raise DataError(f"{flaws[0].problem}: {flaws[0].expected} expected, not {flaws[0].got}", where=key)
     sharding = array.codecs.sharding
     if not sharding:

@@ -23,9 +23,9 @@ from pitools.dataset.check.file_inventory import Shard
 from pitools.dataset.check.finding import Finding
 from pitools.store.digest import hasher_for
 from pitools.store.reader.version_reader import Arrays
-from pitools.store.zarr import shard_index as judging
+from pitools.store.zarr import verify
 from pitools.store.zarr.chunk_layout import Layout, layout
-from pitools.store.zarr.shard_index import ABSENT, Broken, Window, read_index
+from pitools.store.zarr.shard_index import ABSENT, BUFFER, Broken, ReadInto, Window, read_index
 
 Look = Callable[[int, NDArray[Any]], None]  # the first step's number, and steps (n, *row) that are overwritten later
 
@@ -110,8 +110,8 @@ class Examiner:
 
     def _judged(self, shard: Shard, descriptor: int) -> Iterator[Finding]:
         """All that is wrong with a file. Raises OSError."""
-        window = judging.Window(_reading(descriptor), memoryview(bytearray(judging.BUFFER)))
-        wrong = judging.judge(window, os.fstat(descriptor).st_size, shard.array, shard.coordinate)
+        window = Window(_reading(descriptor), memoryview(bytearray(BUFFER)))
+        wrong = verify.judge(window, os.fstat(descriptor).st_size, shard.array, shard.coordinate)
         for flaw in wrong.flaws:
             yield damage(shard, f"bad {flaw.problem}", flaw.got, flaw.expected)
 
@@ -133,7 +133,7 @@ def _steps(shard: Shard) -> tuple[int, int]:
     return start, min(start + size, shard.array.shape[0])
 
 
-def _reading(descriptor: int) -> judging.ReadInto:
+def _reading(descriptor: int) -> ReadInto:
     return lambda view, offset: os.preadv(descriptor, [view], offset)
 
 

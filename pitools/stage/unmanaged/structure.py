@@ -18,9 +18,10 @@ from pitools.stage.copy.tasks import Task, tasks
 from pitools.stage.sources.base import Source
 from pitools.stage.sources.store_listing import changed, read_whole
 from pitools.store.manifest import FileEntry, Manifest
-from pitools.store.zarr import chunk_keys, metadata, shard_index
+from pitools.store.zarr import chunk_keys, metadata, shard_index, verify
 from pitools.store.zarr.metadata import METADATA, Array, Coordinate
-from pitools.store.zarr.shard_index import Flaw, Judgement
+from pitools.store.zarr.shard_index import Flaw
+from pitools.store.zarr.verify import Judgement
 
 Kind = Literal["absent", "absent-inner", "unused", "no-checksum", "unchecked", "stray", "apart"]
 _TEXTS: dict[Kind, str] = {
@@ -85,7 +86,7 @@ class Inspector:
         """Judge the content of the file at this place. Raises ToolMissing."""
         if not (part := self.parts.get(place)):
             return None
-        found = shard_index.judge(shard_index.Window.over(content), len(content), part.array, part.coordinate)
+        found = verify.judge(shard_index.Window.over(content), len(content), part.array, part.coordinate)
         return None if found == Judgement([]) else found
 
 
@@ -153,7 +154,7 @@ def _read(source: Source, manifest: Manifest) -> dict[str, Array]:
 def _parts(manifest: Manifest, arrays: Mapping[str, Array], counts: Counter[tuple[str, Kind]]) -> dict[int, Part]:
     """The files to judge, by their place in the manifest; what is not to be judged, and what is missing, is counted."""
     find: dict[str, Callable[[str], Coordinate | None]] = {path: chunk_keys.finder(arrays[path]) for path in arrays}
-    worth = {path: shard_index.proof(array.codecs) for path, array in arrays.items()}
+    worth = {path: verify.proof(array.codecs) for path, array in arrays.items()}
     for array in arrays.values():
         counts[array.name, "absent"] = _total(manifest, array)
     parts = {}
@@ -212,8 +213,6 @@ class _Judge:
         try:
             if file.size != part.entry.bytes:
                 return Judgement([Flaw(problem="size", expected=f"{part.entry.bytes} bytes", got=f"{file.size} bytes")])
-            return shard_index.judge(
-                shard_index.Window(read_into, self._buffer), file.size, part.array, part.coordinate
-            )
+            return verify.judge(shard_index.Window(read_into, self._buffer), file.size, part.array, part.coordinate)
         finally:
             file.close()

@@ -4,7 +4,7 @@
                                                                         └─ sharded: inner chunks and their index
 
 Nothing is decoded here and no library is asked: bytes of metadata in, records out, errors for what no reader could
-open. `store/zarr/chunk_keys.py` says which file is which chunk, `store/zarr/shard_index.py` judges the files.
+open. `store/zarr/chunk_keys.py` says which file is which chunk, `store/zarr/verify.py` judges the files.
 """
 
 from __future__ import annotations

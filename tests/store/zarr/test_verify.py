@@ -23,9 +23,10 @@ from zarr.codecs import (
 )
 
 from pitools.core.errors import ToolMissing
-from pitools.store.zarr import chunk_keys, frame_headers, shard_index
+from pitools.store.zarr import chunk_keys, frame_headers, shard_index, verify
 from pitools.store.zarr.metadata import Array
-from pitools.store.zarr.shard_index import ABSENT, Judgement, Problem
+from pitools.store.zarr.shard_index import ABSENT, Problem
+from pitools.store.zarr.verify import Judgement
 
 Write = Callable[..., tuple[Array, np.ndarray]]
 V2 = {"zarr_format": 2}
@@ -94,7 +95,7 @@ def judge(array: Array, path: Path, coordinate: tuple[int, ...] = (), buffer: in
 
         place = coordinate or (0,) * len(array.shape)
         window = shard_index.Window(read_into, memoryview(bytearray(buffer)))
-        return shard_index.judge(window, path.stat().st_size, array, place)
+        return verify.judge(window, path.stat().st_size, array, place)
 
 
 def problems(array: Array, path: Path, data: bytes) -> set[Problem]:
@@ -118,7 +119,7 @@ def with_index(array: Array, data: bytes, change: Callable[[np.ndarray], None]) 
 def test_what_zarr_wrote_is_flawless(tmp_path: Path, write_array: Write, proof: str, layout: str, buffer: int) -> None:
     """Every file of zarr-python's passes, wherever the buffer cuts it, and is known to prove what it can."""
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
-    assert shard_index.proof(array.codecs) == proof
+    assert verify.proof(array.codecs) == proof
     for coordinate, key in zip(np.ndindex(array.grid), chunk_keys.keys(array), strict=True):
         assert judge(array, tmp_path / key, coordinate, buffer) == Judgement([], absent=0, unused=0)
 
@@ -269,9 +270,7 @@ def test_a_file_that_shrinks_meanwhile(tmp_path: Path, write_array: Write, proof
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
     size = (tmp_path / next(chunk_keys.keys(array))).stat().st_size
     origin = (0,) * len(array.shape)
-    assert shard_index.judge(
-        shard_index.Window(lambda view, at: 0, memoryview(bytearray(64))), size, array, origin
-    ).flaws
+    assert verify.judge(shard_index.Window(lambda view, at: 0, memoryview(bytearray(64))), size, array, origin).flaws
 
 
 def test_hostile_counts(tmp_path: Path, write_array: Write) -> None:
@@ -294,7 +293,7 @@ def test_flaws_are_not_listed_without_end(tmp_path: Path, write_array: Write) ->
     path = tmp_path / next(chunk_keys.keys(array))
     data = path.read_bytes()
     path.write_bytes(b"\1" * 7168 + data[7168:])
-    assert len(judge(array, path).flaws) == shard_index.MAX_FLAWS
+    assert len(judge(array, path).flaws) == verify.MAX_FLAWS
 
 
 def test_memory_is_bounded(tmp_path: Path, write_array: Write) -> None:
@@ -317,7 +316,7 @@ def test_no_package_for_checksums(tmp_path: Path, write_array: Write, monkeypatc
     """Without crc32c a checksum is not passed over: the package to install is named."""
     array, _ = write_array(tmp_path, compressors=CRC)
     monkeypatch.setitem(sys.modules, "crc32c", None)
-    shard_index._crc32c.cache_clear()
+    shard_index.load_crc32c.cache_clear()
     with pytest.raises(ToolMissing) as caught:
         judge(array, tmp_path / "c/0/0")
     assert "pitools-hpc[data]" in caught.value.hint
