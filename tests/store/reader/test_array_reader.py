@@ -397,7 +397,7 @@ def test_forked_processes_do_not_write_into_each_other(tmp_path: Path):
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
 
 
-def test_many_readers_under_a_low_limit_of_descriptors(tmp_path: Path):
+def test_many_readers_under_a_low_limit_of_descriptors(tmp_path: Path, repo: Path):
     """With more shards than a process may have files open, all are read, again and again, by two readers in turn."""
     for name in ("a", "b"):
         write(tmp_path / name, np.arange(80, dtype=np.int32)[:, None], chunk=1, shard=1)
@@ -413,7 +413,6 @@ for _ in range(2):
         assert all(reader.read(step, step + 1).item() == step for reader in readers)
 print("read")
 """
-    repo = Path(__file__).parents[3]
     argv = [sys.executable, "-c", code, str(tmp_path), str(repo)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd=repo)
     assert done.stdout == "read\n", done.stderr
