@@ -172,9 +172,8 @@ def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_ru
 
 
 def _require_root(root: Path) -> None:
-    from pitools.stage.cache import inventory
-    from pitools.stage.cache import layout as roots
+    from pitools.stage.cache import inventory, layout
 
     inventory.require_root(root)
-    roots.prepare(root)
-    roots.sweep(root)
+    layout.prepare(root)
+    layout.sweep(root)

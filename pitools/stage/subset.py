@@ -23,8 +23,7 @@ from pitools.stage import episode_offsets
 from pitools.stage.sources.store_listing import BOUNDARIES
 from pitools.store.digest import hasher_for, of_bytes
 from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, FileEntry, Manifest, Subset
-from pitools.store.zarr import chunk_keys
-from pitools.store.zarr import metadata as zarr
+from pitools.store.zarr import chunk_keys, metadata
 from pitools.store.zarr.metadata import METADATA, V2_CONSOLIDATED, V3, Array
 
 Runs = tuple[tuple[int, int], ...]
@@ -45,27 +44,27 @@ def subset(
     Raises UsageError for what is not there, DataError for a file that is not what the manifest says, as `read` does.
     """
     get = _verified(manifest, read)
-    known = zarr.read((entry.path for entry in manifest.files), get)
+    known = metadata.read((entry.path for entry in manifest.files), get)
     if {array.name: array.shape for array in known.values()} != {n: s.shape for n, s in manifest.arrays.items()}:
         raise DataError("its manifest and its metadata name different arrays", where=FILE_NAME)
     names = _names(manifest, arrays)
     runs = _runs(manifest, known, get, steps, episodes)
     kept = {path: array for path, array in known.items() if array.name in names}
-    nodes = {group for path in kept for group in zarr.above(path)} | kept.keys()
-    metadata = dict(_narrowed(manifest, nodes, get))
+    nodes = {group for path in kept for group in metadata.above(path)} | kept.keys()
+    rewritten = dict(_narrowed(manifest, nodes, get))
     part = structs.replace(
         manifest,
         arrays={name: manifest.arrays[name] for name in names},
-        subset=Subset(parent=version, arrays=names, steps=runs, metadata=metadata or UNSET),
+        subset=Subset(parent=version, arrays=names, steps=runs, metadata=rewritten or UNSET),
     )
-    files = tuple(_entry(entry, metadata) for entry in _needed(part, known, kept, nodes))
+    files = tuple(_entry(entry, rewritten) for entry in _needed(part, known, kept, nodes))
     return manifest if len(files) == len(manifest.files) else structs.replace(part, files=files)
 
 
-def _entry(entry: FileEntry, metadata: Mapping[str, str]) -> FileEntry:
-    if entry.path not in metadata:
+def _entry(entry: FileEntry, rewritten: Mapping[str, str]) -> FileEntry:
+    if entry.path not in rewritten:
         return entry
-    data = metadata[entry.path].encode()
+    data = rewritten[entry.path].encode()
     return FileEntry(path=entry.path, bytes=len(data), digest=of_bytes(data))
 
 
@@ -204,6 +203,6 @@ def _narrowed(manifest: Manifest, nodes: Set[str], get: Callable[[str], bytes]) 
     for entry in manifest.files:
         folder, _, name = entry.path.rpartition("/")
         if folder in nodes and name in (V3, V2_CONSOLIDATED):
-            document = zarr.document(get(entry.path), entry.path)
-            if narrower := zarr.narrowed(entry.path, document, nodes):
+            document = metadata.document(get(entry.path), entry.path)
+            if narrower := metadata.narrowed(entry.path, document, nodes):
                 yield entry.path, json.dumps(narrower) + "\n"

@@ -98,12 +98,12 @@ def test_a_worker_that_is_killed_is_an_error_not_a_hang():
 def test_workers_die_with_their_parent(tmp_path: Path):
     """kill -9 of the parent: its workers are gone, though they are in the middle of a task of ten minutes."""
     program = (
-        "import os, sys, time\nfrom pitools.core import forked_pool as pool\n"
+        "import os, sys, time\nfrom pitools.core import forked_pool\n"
         "class W:\n"
         "    def __init__(self, seat): pass\n"
         "    def __call__(self, task): open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(600)\n"
         "    def close(self): pass\n"
-        "pool.run(range(4), W, print, readers=2, advance=lambda n: None)\n"
+        "forked_pool.run(range(4), W, print, readers=2, advance=lambda n: None)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     deadline = time.monotonic() + 60

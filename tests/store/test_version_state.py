@@ -64,8 +64,8 @@ def test_lease_ends_by_itself(version) -> None:
 def test_lease_of_a_killed_process(version) -> None:
     """After kill -9 the lease stays for others to see."""
     code = (
-        "import os, sys; from pathlib import Path; from pitools.store import version_state as catalog\n"
-        "with catalog.lease(Path(sys.argv[1]), 600, 'victim'): os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from pitools.store import version_state\n"
+        "with version_state.lease(Path(sys.argv[1]), 600, 'victim'): os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(version)], check=False).returncode == -9
     assert held(version, version_state.now()) == ["victim"]

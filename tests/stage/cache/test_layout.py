@@ -18,8 +18,7 @@ from pitools.core import lock as locks
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, TryLater
 from pitools.core.lock import Holder
-from pitools.stage.cache import evict, inventory, lease, records
-from pitools.stage.cache import layout as roots
+from pitools.stage.cache import evict, inventory, layout, lease, records
 from pitools.stage.cache.disk_quota import Limits, reserved
 from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
@@ -196,7 +195,7 @@ def test_staged_data_is_private_unless_the_root_says_otherwise(small: Path, root
 def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, before: bool):
     """On purpose, all may read sets, leases and records; locks and unfinished sets stay private, whatever the umask."""
     if before:
-        roots.prepare(root)
+        layout.prepare(root)
         (root / ".locks").chmod(0o755)
     old = os.umask(0o077)
     try:
@@ -208,15 +207,15 @@ def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, bef
     assert {mode(root / name) for name in (".tmp", ".quarantine", ".locks")} == {0o700}
     assert (mode(root / ".leases" / small.name), mode(root / ".locks" / small.name)) == (0o644, 0o600)
     assert mode(root / ".records" / f"{small.name}.json") == 0o644
-    roots.prepare(root)  # and stays so
+    layout.prepare(root)  # and stays so
     assert mode(root / ".leases") == 0o755
 
 
 def test_one_version_waits_for_its_lock_and_gives_up_in_time(small: Path, root: Path):
     """Who waits learns who it waits for, and is told to try later when that takes too long."""
     seen: list[Holder] = []
-    roots.prepare(root)
-    with roots.locked(root, small.name, timeout_s=0) as tell:
+    layout.prepare(root)
+    with layout.locked(root, small.name, timeout_s=0) as tell:
         tell(5 << 20, 7 << 20)
         with pytest.raises(TryLater) as error:
             stage(load(small), root, timeout_s=0.2, waiting=seen.append)
@@ -229,9 +228,9 @@ def test_one_version_waits_for_its_lock_and_gives_up_in_time(small: Path, root: 
 def test_a_lock_says_who_has_it(root: Path, monkeypatch: pytest.MonkeyPatch):
     """One JSON line while it is held, renewed at most once a second, and nothing afterwards."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    roots.prepare(root)
-    assert roots.holder(root, "v") is None
-    with roots.locked(root, "v", timeout_s=0) as tell:
+    layout.prepare(root)
+    assert layout.holder(root, "v") is None
+    with layout.locked(root, "v", timeout_s=0) as tell:
         tell(1, 10)
         for done in range(2, 1000):
             tell(done, 10)
@@ -239,53 +238,53 @@ def test_a_lock_says_who_has_it(root: Path, monkeypatch: pytest.MonkeyPatch):
         assert list(line) == ["schema", "pid", "host", "job", "user", "started", "done_bytes", "bytes"]
         assert (line["schema"], line["pid"], line["job"]) == ("pit.stage-lock/1", os.getpid(), "4711")
         assert (line["done_bytes"], line["bytes"]) == (1, 10)
-        holder = roots.holder(root, "v")
+        holder = layout.holder(root, "v")
         assert holder is not None
         assert "job 4711, 1 B of 10 B" in locks.who(holder)
-    assert roots.holder(root, "v") is None
+    assert layout.holder(root, "v") is None
     assert (root / ".locks/v").read_bytes() == b""
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"\xff\xfe", b'{"schema":"other/1"}', b"null\n", b"x" * 9000])
 def test_a_lock_file_may_hold_anything(root: Path, junk: bytes):
     """Its line only informs: a torn or foreign one is no reason to fail."""
-    roots.prepare(root)
-    with roots.locked(root, "v", timeout_s=0):
+    layout.prepare(root)
+    with layout.locked(root, "v", timeout_s=0):
         (root / ".locks/v").write_bytes(junk)
-        assert roots.holder(root, "v") == Holder()
+        assert layout.holder(root, "v") == Holder()
 
 
 def test_a_kill_frees_the_lock_and_leaves_the_unfinished_copy(root: Path):
     """The kernel drops the lock; what was copied stays to be resumed, and what was moved aside is removed."""
-    roots.prepare(root)
-    partial, journal = roots.partial_path(root, "v"), roots.journal_path(root, "v")
+    layout.prepare(root)
+    partial, journal = layout.partial_path(root, "v"), layout.journal_path(root, "v")
     kept = []
 
     def work() -> None:
-        kept.append(roots.locked(root, "v", timeout_s=0))
+        kept.append(layout.locked(root, "v", timeout_s=0))
         kept[0].__enter__()
         partial.mkdir()
         journal.touch()
-        roots.object_path(root, "v").mkdir()
-        roots.move_aside(roots.object_path(root, "v"), root)
+        layout.object_path(root, "v").mkdir()
+        layout.move_aside(layout.object_path(root, "v"), root)
 
     pid = in_child(work)
-    with pytest.raises(TryLater), roots.locked(root, "v", timeout_s=0):
+    with pytest.raises(TryLater), layout.locked(root, "v", timeout_s=0):
         pass
     kill(pid)
-    assert roots.holder(root, "v") is None
-    with roots.locked(root, "v", timeout_s=0):
+    assert layout.holder(root, "v") is None
+    with layout.locked(root, "v", timeout_s=0):
         pass
     assert sorted(os.listdir(root / ".tmp")) == sorted([partial.name, journal.name])
 
 
 def test_a_forked_child_does_not_keep_the_lock(root: Path):
     """A process that was forked while the lock was held, and lives on, does not hold it for ever."""
-    roots.prepare(root)
-    with roots.locked(root, "v", timeout_s=0):
+    layout.prepare(root)
+    with layout.locked(root, "v", timeout_s=0):
         pid = in_child(lambda: None)
     try:
-        with roots.try_locked(root, "v") as had:
+        with layout.try_locked(root, "v") as had:
             assert had
     finally:
         kill(pid)
@@ -293,26 +292,26 @@ def test_a_forked_child_does_not_keep_the_lock(root: Path):
 
 def test_a_forked_child_that_leaves_the_block_does_not_free_the_lock(root: Path):
     """An exception may carry a worker out of what its parent is still in."""
-    roots.prepare(root)
-    held = roots.locked(root, "v", timeout_s=0)
+    layout.prepare(root)
+    held = layout.locked(root, "v", timeout_s=0)
     with held:
         pid = os.fork()
         if not pid:
             held.__exit__(None, None, None)
             os._exit(0)
         os.waitpid(pid, 0)
-        found = roots.holder(root, "v")
+        found = layout.holder(root, "v")
         assert found is not None
         assert found.pid == os.getpid()
 
 
 def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
     """What it points to is neither made nor written."""
-    roots.prepare(root)
+    layout.prepare(root)
     (tmp_path / "file").write_text("mine")
     for name, target in (("v", "file"), ("w", "nothing")):
         (root / ".locks" / name).symlink_to(tmp_path / target)
-        with pytest.raises(ClusterError), roots.locked(root, name, timeout_s=0):
+        with pytest.raises(ClusterError), layout.locked(root, name, timeout_s=0):
             pass
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "nothing").exists()
@@ -320,14 +319,14 @@ def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
 
 def test_what_another_process_removes_is_left_to_it(root: Path):
     """Whoever holds the flock of a folder that was moved aside removes it; others pass by, and take it after a kill."""
-    roots.prepare(root)
-    roots.object_path(root, "v").mkdir()
-    aside = roots.move_aside(roots.object_path(root, "v"), root)
+    layout.prepare(root)
+    layout.object_path(root, "v").mkdir()
+    aside = layout.move_aside(layout.object_path(root, "v"), root)
     pid = in_child(lambda: locks.flock(os.open(aside, os.O_RDONLY), 2, timeout_s=0))
-    roots.sweep(root)
+    layout.sweep(root)
     assert aside.exists()
     kill(pid)
-    roots.sweep(root)
+    layout.sweep(root)
     assert not aside.exists()
 
 
@@ -363,7 +362,7 @@ def test_two_users_of_one_node_do_not_meet(small: Path, commons: Path):
         lambda: lease.hold(final),
         lambda: list(inventory.staged(ours)),
         lambda: inventory.require_root(ours),
-        lambda: roots.prepare(ours),
+        lambda: layout.prepare(ours),
     ):
         assert as_user(65534, action) in ("PermissionError", "ClusterError")
 
@@ -376,8 +375,8 @@ def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
     def work() -> None:
         os.setgid(uid)
         os.setuid(uid)
-        roots.prepare(root)
-        kept.append(roots.locked(root, version, timeout_s=0))
+        layout.prepare(root)
+        kept.append(layout.locked(root, version, timeout_s=0))
         kept[0].__enter__()
 
     pid = in_child(work)
@@ -422,12 +421,12 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
 
 def test_an_error_of_a_locked_version_still_sweeps(root: Path):
     """Also when the block fails, nothing that was moved aside stays."""
-    roots.prepare(root)
-    roots.object_path(root, "v").mkdir()
+    layout.prepare(root)
+    layout.object_path(root, "v").mkdir()
 
     def fail() -> None:
-        with roots.locked(root, "v", timeout_s=0):
-            roots.move_aside(roots.object_path(root, "v"), root)
+        with layout.locked(root, "v", timeout_s=0):
+            layout.move_aside(layout.object_path(root, "v"), root)
             raise NoSpace("full")
 
     with pytest.raises(NoSpace):
@@ -465,8 +464,8 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
 
 def test_staging_is_a_use(small: Path, root: Path):
     """A version that was there before has an old lease file: it must not be the first to go when it is new again."""
-    roots.prepare(root)
-    roots.touch_lease(root, small.name)
+    layout.prepare(root)
+    layout.touch_lease(root, small.name)
     os.utime(root / ".leases" / small.name, (1000, 1000))
     before = time.time()
     stage(load(small), root)
@@ -475,17 +474,17 @@ def test_staging_is_a_use(small: Path, root: Path):
 
 def test_who_locks_a_version_makes_its_lease_file(root: Path):
     """Before the set stands: a user who may only read has it to lock from the first moment."""
-    roots.prepare(root)
-    for version, lock in (("v", roots.locked(root, "v", timeout_s=0)), ("w", roots.try_locked(root, "w"))):
+    layout.prepare(root)
+    for version, lock in (("v", layout.locked(root, "v", timeout_s=0)), ("w", layout.try_locked(root, "w"))):
         with lock:
             assert (root / ".leases" / version).exists()
 
 
 def test_a_link_among_what_is_to_be_removed_leads_nowhere(root: Path, small: Path):
     """It goes, and what it points to stays."""
-    roots.prepare(root)
+    layout.prepare(root)
     (root / ".tmp/v.old.n01.1.ab").symlink_to(small)
-    roots.sweep(root)
+    layout.sweep(root)
     assert os.listdir(root / ".tmp") == []
     assert (small / "zarr.json").exists()
 
@@ -496,14 +495,14 @@ def test_what_others_make_in_between_is_refused(small: Path, tmp_path: Path, mon
     root.mkdir()
     root.chmod(0o1777)
     (tmp_path / "theirs").mkdir()
-    make = roots._make_folder
+    make = layout._make_folder
 
     def slow(folder: Path, **how: bool) -> None:
         if folder.name == "objects":
             folder.symlink_to(tmp_path / "theirs")
         make(folder, **how)
 
-    monkeypatch.setattr(roots, "_make_folder", slow)
+    monkeypatch.setattr(layout, "_make_folder", slow)
     with pytest.raises(ClusterError, match="symbolic link"):
         stage(load(small), root)
     assert os.listdir(tmp_path / "theirs") == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core import fs
-from pitools.stage.cache import layout as roots
+from pitools.stage.cache import layout
 from pitools.stage.cache.lease import lease
 from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
@@ -42,7 +42,7 @@ def test_a_leased_set_that_is_replaced_stays_with_its_readers(damaged: Path, sma
         assert stage(load(small), root, verify=True).state == "present"
         assert aside(root) == [kept]
     assert stage(load(small), root, verify=True).state == "present"
-    with roots.locked(root, damaged.name, timeout_s=0):
+    with layout.locked(root, damaged.name, timeout_s=0):
         pass
     assert aside(root) == []
 
@@ -74,7 +74,7 @@ def test_a_file_system_that_cannot_exchange_gets_two_renames(
     damaged: Path, small: Path, root: Path, residue, monkeypatch: pytest.MonkeyPatch
 ):
     """As NFS and Lustre: the set is replaced all the same."""
-    monkeypatch.setattr(roots, "exchange", lambda *_: False)
+    monkeypatch.setattr(layout, "exchange", lambda *_: False)
     assert stage(load(small), root).state == "repaired"
     assert (damaged / "actions/c/0").stat().st_size == 1000
     assert residue(root) == []

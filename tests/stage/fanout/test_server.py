@@ -14,15 +14,14 @@ import pytest
 from msgspec import structs
 
 from pitools.core.errors import ClusterError
-from pitools.stage.fanout import protocol
-from pitools.stage.fanout import server as serve
+from pitools.stage.fanout import protocol, server
 from pitools.stage.fanout.group import Group, Patience
 from pitools.stage.fanout.shared_state import Board
 from pitools.store.manifest import FileEntry
 
 CONTENT = bytes(range(256)) * 1000
 PATIENCE = Patience(answer_s=1.0, hold_s=0.2, stall_s=0.05)
-LIMIT = serve.RANGE
+LIMIT = server.RANGE
 
 
 class Served:
@@ -40,11 +39,11 @@ class Served:
         self.group = Group("xyz", ["127.0.0.1"] * 3, 1, "job", (port, port), b"s")
         self.board = Board(3, 3)
         self.port = port
-        self.listener = serve.hold_port(self.group, "v")
-        server = serve.Server(
+        self.listener = server.hold_port(self.group, "v")
+        sender = server.Server(
             self.listener, self.group, "v", self.files, [self.partial, self.final], self.board, patience
         )
-        self.child = serve.start(server)
+        self.child = server.start(sender)
 
     @contextlib.contextmanager
     def raw(self) -> Iterator[socket.socket]:
@@ -86,7 +85,7 @@ def served(tmp_path: Path, free_port, request: pytest.FixtureRequest) -> Iterato
     try:
         yield made
     finally:
-        serve.stop(made.child)
+        server.stop(made.child)
         made.board.close()
 
 
@@ -161,7 +160,7 @@ def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path):
     (tmp_path / "elsewhere" / "a").write_bytes(CONTENT)
     (tmp_path / "partial" / "c").symlink_to("../elsewhere")
     board = Board(1, 1)
-    shelf = serve._Shelf([tmp_path / "partial"], board)
+    shelf = server._Shelf([tmp_path / "partial"], board)
     assert shelf.open(FileEntry(path="c/a", bytes=len(CONTENT), digest="")) is None
     shelf.close()
     board.close()
@@ -290,7 +289,7 @@ def test_it_listens_on_the_nodes_own_address_only(tmp_path: Path, free_port):
     """Not on every interface; and a range without a free port is an error that names it."""
     port = free_port()
     group = Group("ab", ["127.0.0.5", "127.0.0.6"], 0, "job", (port, port), b"s")
-    with serve.hold_port(group, "v") as listener:
+    with server.hold_port(group, "v") as listener:
         assert listener.getsockname() == ("127.0.0.5", port)
         with pytest.raises(ClusterError, match=str(port)):
-            serve.hold_port(group, "v")
+            server.hold_port(group, "v")

@@ -20,8 +20,7 @@ from pitools.core.errors import ConfigError
 from pitools.stage.cache import lease
 from pitools.stage.cache.evict import Item, KeptReason, evict
 from pitools.stage.cache.layout import prepare, touch_lease
-from pitools.stage.prolog import lease_holder as holding
-from pitools.stage.prolog import prolog
+from pitools.stage.prolog import lease_holder, prolog
 from pitools.stage.prolog.lease_holder import MAX_SETS, Job
 from pitools.stage.prolog.prolog import Root, judge, place
 
@@ -422,18 +421,18 @@ def test_a_pid_that_is_not_the_holders_is_left_alone(node: Node):
 
 def test_a_lock_of_another_prolog_does_not_make_an_old_pid_the_holders(node: Node, monkeypatch: pytest.MonkeyPatch):
     """While another job's prolog looks at the file of a dead holder, its number is still anybody's."""
-    monkeypatch.setattr(holding, "_END_S", 0.1)
+    monkeypatch.setattr(lease_holder, "_END_S", 0.1)
     node.state.mkdir(mode=0o700)
     path = node.state / "alpha.n01.77"
     with subprocess.Popen(["sleep", "60"]) as other:
         path.write_text(str(other.pid))
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            holding.release(node.state, JOB)
+            lease_holder.release(node.state, JOB)
         assert other.poll() is None
         other.kill()
     assert path.exists()
-    holding.release(node.state, JOB)
+    lease_holder.release(node.state, JOB)
     assert not path.exists()
 
 
@@ -448,8 +447,8 @@ def test_the_file_of_a_new_holder_is_not_swept(node: Node, monkeypatch: pytest.M
         path.write_text("new")
         return True
 
-    monkeypatch.setattr(holding, "_has_ended", replaced)
-    holding.release(node.state, JOB._replace(id=78))
+    monkeypatch.setattr(lease_holder, "_has_ended", replaced)
+    lease_holder.release(node.state, JOB._replace(id=78))
     assert path.read_text() == "new"
 
 
@@ -517,8 +516,8 @@ class Clock:
 def test_leases_end_at_the_jobs_end(monkeypatch: pytest.MonkeyPatch, end: float, idle_s: float):
     """Past it, or when it has been without steps for so long, a job has none; and no sooner or later."""
     clock = Clock()
-    monkeypatch.setattr(holding, "time", clock)
-    holding.watch(JOB._replace(end=time.time() + end), hold_s=2000, idle_s=idle_s)
+    monkeypatch.setattr(lease_holder, "time", clock)
+    lease_holder.watch(JOB._replace(end=time.time() + end), hold_s=2000, idle_s=idle_s)
     assert clock.elapsed_s() >= 299.9
     assert clock.passed_s < 301
 
@@ -526,7 +525,7 @@ def test_leases_end_at_the_jobs_end(monkeypatch: pytest.MonkeyPatch, end: float,
 def test_leases_end_at_the_latest_time(step: Callable):
     """`hold` ends them even of a running job, and nothing else does."""
     running, began = step(77), time.monotonic()
-    holding.watch(JOB._replace(end=time.time() + 0.1), hold_s=0.5, idle_s=0.1)
+    lease_holder.watch(JOB._replace(end=time.time() + 0.1), hold_s=0.5, idle_s=0.1)
     assert time.monotonic() - began > 0.4
     assert running.poll() is None
 

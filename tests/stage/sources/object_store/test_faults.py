@@ -15,8 +15,7 @@ from s3_reads import OBJECT, read, refused
 from s3_server import BUCKET, Exchange, Server, proxied
 
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
-from pitools.stage.sources.object_store import client as objectstore
-from pitools.stage.sources.object_store import remote
+from pitools.stage.sources.object_store import client, remote
 from pitools.stage.sources.object_store.remote import RemoteSource
 
 
@@ -72,14 +71,14 @@ def test_a_lasting_fault_is_an_error_that_says_what_to_do(
     kind: type[PitError], word: str,
 ):  # fmt: skip
     """Each with its exit code, after few requests, and without a word of the server's or the request's."""
-    monkeypatch.setattr(objectstore, "READ_S", 0.3)
+    monkeypatch.setattr(client, "READ_S", 0.3)
     with proxied(server.port, fault) as proxy:
         environment(proxy.port)
         with pytest.raises(PitError) as caught:
             read(f"s3://{BUCKET}/objects", "o", known={"o": (len(OBJECT), "")})
         assert type(caught.value) is kind
         assert re.search(word, refused(caught.value))
-        assert proxy.asked.value <= 1 + objectstore.RETRIES
+        assert proxy.asked.value <= 1 + client.RETRIES
 
 
 def test_what_the_library_says_is_not_chained_to_what_we_say():
@@ -90,7 +89,7 @@ def test_what_the_library_says_is_not_chained_to_what_we_say():
             raise ValueError("authorization: AWS4-HMAC Signature=hunter2")
 
         with pytest.raises(PitError) as caught:
-            objectstore.ask(fail, objectstore.parse(f"s3://{BUCKET}/objects"))
+            client.ask(fail, client.parse(f"s3://{BUCKET}/objects"))
         return "".join(traceback.format_exception(caught.value))
 
     assert "hunter2" not in remote.apart(work)

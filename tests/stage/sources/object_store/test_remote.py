@@ -15,8 +15,7 @@ from s3_reads import OBJECT, read, refused
 from s3_server import BUCKET, KEY_ID, PUBLIC, SECRET, Exchange, Server, proxied
 
 from pitools.core.errors import DataError, ToolMissing, UsageError
-from pitools.stage.sources.object_store import client as objectstore
-from pitools.stage.sources.object_store import remote
+from pitools.stage.sources.object_store import client, remote
 from pitools.stage.sources.object_store.remote import RemoteSource
 from pitools.stage.stage import stage
 from pitools.store.manifest import FILE_NAME
@@ -274,10 +273,10 @@ def test_a_url_that_is_none_of_ours_is_refused_unrepeated(url: str):
 def test_whatever_is_accepted_names_one_place(text: str, scheme: str):
     """A URL that is accepted is its own only spelling, has no empty or climbing part, and carries no secret."""
     try:
-        place = objectstore.parse(f"{scheme}://{text}")
+        place = client.parse(f"{scheme}://{text}")
     except UsageError:
         return
-    assert objectstore.parse(place.url) == place
+    assert client.parse(place.url) == place
     assert place.url.rstrip("/") == f"{scheme}://{text}".rstrip("/")
     assert not {"", ".", ".."} & {*place.prefix.split("/")} or not place.prefix
     assert not {*"?#\n\0"} & {*place.url}
