@@ -1,7 +1,7 @@
 """What a search needs to know of every version, in one local file that is only ever a shortcut.
 
-It is believed as far as the folders it was made from have not changed since; what did is read again (`scan.py`), and a
-file that is damaged, of another release, or somebody else's counts for nothing.
+It is believed as far as the folders it was made from have not changed since; of a dataset that did, only what changed
+is read again. A file that is damaged, of another release, or somebody else's counts for nothing.
 """
 
 from __future__ import annotations
@@ -9,18 +9,27 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pitools.core import user_dirs
-from pitools.core.errors import PitError
-from pitools.core.fs import plain_file, write_atomic
-from pitools.store.version_list import is_name
+from pitools.core.errors import ClusterError, PitError
+from pitools.core.fs import os_error, plain_file, write_atomic
+from pitools.core.progress import bar
+from pitools.dataset.versions import source_bytes
+from pitools.store import manifest as manifests
+from pitools.store import retirement, tags, version_state
+from pitools.store.version_list import is_name, is_version, lost_manifest_of
 
 FORM = 2  # of the file
 _SUM_BYTES = 4
+# Two changes within one tick of the file system's clock look like one: so young a folder is read again.
+_TICK_NS = 2_000_000_000
+_MANY = 500
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,18 +78,16 @@ class Index(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def load(root: Path, *, rebuild: bool = False) -> tuple[Index, list[PitError]]:
     """What is in a root now, and what of it is damaged. rebuild: from the versions themselves."""
     known = {} if rebuild else _kept(root)
-    wanted = sorted(entry.name for entry in os.scandir(root) if is_name(entry.name) and entry.is_dir())
+    wanted = sorted(folder.name for folder in os.scandir(root) if is_name(folder.name) and folder.is_dir())
     homes: dict[str, Home] = {}
     errors: list[PitError] = []
     changed = len(wanted) != len(known)
     for name in wanted:
-        home = known.get(name)
-        if home is None or home.damaged or not _is_current(home.stamps):
-            from pitools.dataset.catalog import scan  # only where something changed
-
-            home = scan.home(root, name, home, errors)
+        entry = known.get(name)
+        if entry is None or entry.damaged or not _is_current(entry.stamps):
+            entry = home(root, name, entry, errors)
             changed = True
-        homes[name] = home
+        homes[name] = entry
     index = Index(FORM, str(root.absolute()), homes)
     if changed:
         _keep(root, index)
@@ -126,3 +133,107 @@ def _is_current(stamps: dict[str, int]) -> bool:
         return all(os.stat(path).st_ctime_ns == stamp for path, stamp in stamps.items())  # noqa: PTH116 (thousands)
     except OSError:
         return False
+
+
+def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> Home:
+    """What is there of a dataset. before: what was known of it. errors: what is damaged is added here."""
+    stamps = _stamps(root, name)
+    try:
+        folders = sorted(folder for folder in os.listdir(root / name) if not folder.startswith("."))
+    except OSError as error:
+        errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
+        return Home(stamps, (), damaged=(name,))
+    known = {row.folder: row for row in before.rows} if before else {}
+    fields, tasks = _Lines(before.fields if before else ()), _Lines(before.tasks if before else ())
+    damaged: list[str] = []
+    rows = []
+    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _MANY):
+        if not mtime_ns:
+            if lost := lost_manifest_of(root / name / folder):
+                errors.append(lost)
+                damaged.append(folder)
+            continue
+        row = known.get(folder)
+        if row is None or row.mtime_ns != mtime_ns:
+            try:
+                row = _row(root / name / folder, mtime_ns, fields, tasks)
+            except PitError as error:
+                errors.append(error)
+                damaged.append(folder)
+                continue
+        rows.append(row)
+    tagged: dict[str, str] = {}
+    gone: tuple[str, ...] = ()
+    held: dict[str, int] = {}
+    try:
+        tagged = {tag: value.version for tag, value in tags.read(root, name).items()}
+        gone = tuple(retirement.read(root, name))
+        kept = version_state.names(version_state.quarantine_file(root, name, "").parent, ".json")
+        held = {path.stem: count for path in kept if (count := _held(root / name / path.stem))}
+    except (PitError, OSError) as error:
+        errors.append(error if isinstance(error, PitError) else os_error(error, version_state.catalog_dir(root, name)))
+        damaged.append(version_state.CATALOG)
+    rows.sort(key=lambda row: (row.mtime_ns, row.folder))
+    return Home(stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged))
+
+
+class _Lines:
+    """Texts by number. Most versions of a dataset have the same."""
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.numbers = {text: number for number, text in enumerate(known)}
+
+    def __call__(self, lines: list[str]) -> int:
+        return self.numbers.setdefault("\n".join(lines), len(self.numbers))
+
+
+def _stamps(root: Path, name: str) -> dict[str, int]:
+    """The folders that a dataset's part is made of; one that is missing shows in the one above when it is made."""
+    home = version_state.catalog_dir(root, name)
+    folders = [root / name]
+    if home.is_dir():
+        folders += [
+            home,
+            version_state.retired_file(root, name, "").parent,
+            version_state.quarantine_file(root, name, "").parent,
+        ]
+        named = version_state.tags_dir(root, name)
+        folders += [named, *version_state.names(named)]
+    young = time.time_ns() - _TICK_NS
+    stamps = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            changed_ns = folder.stat().st_ctime_ns
+            stamps[str(folder.absolute())] = changed_ns if changed_ns < young else 0
+    return stamps
+
+
+def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[tuple[str, int]]:
+    """The folders of versions and their manifests' times of last write, 0 for one that has none."""
+    with bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
+        for folder in folders:
+            advance(1)
+            try:
+                mtime_ns = os.stat(f"{home}/{folder}/{manifests.FILE_NAME}").st_mtime_ns  # noqa: PTH116 (thousands)
+            except OSError:  # no version
+                if not is_version(folder):
+                    continue
+                mtime_ns = 0
+            yield folder, mtime_ns
+
+
+def _held(path: Path) -> int:
+    record = version_state.quarantine(path)
+    return 0 if record is None else -1 if record.whole else len(record.episodes)
+
+
+def _row(path: Path, mtime_ns: int, fields: _Lines, tasks: _Lines) -> Row:
+    manifest, data = manifests.load(path)
+    version = manifests.version(data)
+    return Row(
+        path.name, "" if version == path.name else version, mtime_ns, manifest.episodes, manifest.steps,
+        manifest.total_bytes, len(manifest.files), source_bytes(manifest),
+        manifest.parent,
+        fields(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
+        tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
+    )  # fmt: skip

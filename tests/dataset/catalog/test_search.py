@@ -21,7 +21,7 @@ from pitools.store import tags, version_state
 def cache(tmp_path, monkeypatch) -> Path:
     """An index of the test's own, which believes a folder that did not change for a tenth of a second."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("pitools.dataset.catalog.scan._TICK_NS", 100_000_000)
+    monkeypatch.setattr("pitools.dataset.catalog.index._TICK_NS", 100_000_000)
     return tmp_path / "cache"
 
 
@@ -169,7 +169,7 @@ def test_only_what_changed_is_read(publish, root) -> None:
     before = find(root)
     with (
         patch("pitools.store.manifest.load", side_effect=AssertionError),
-        patch("pitools.dataset.catalog.scan.home", side_effect=AssertionError),
+        patch("pitools.dataset.catalog.index.home", side_effect=AssertionError),
     ):
         assert find(root) == before
     publish(root, "reach", 9, episodes=99)
