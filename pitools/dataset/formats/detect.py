@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_files
-from pitools.dataset.formats.model import Recording
+from pitools.dataset.formats.model import Recording, listed
 
 EXPECTED = {
     "robomimic": "data/<demo>/actions",
@@ -47,6 +46,10 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
             listed(path / "meta")  # of the rest only files are opened that it names
         return lerobot.scan(path, skip)
     if found == "zarr":
+        if (path / "manifest.json").is_file():
+            from pitools.dataset.formats import version_source
+
+            return version_source.scan(path, skip)
         from pitools.dataset.formats import zarr_store
 
         return zarr_store.scan(path, skip, keep_next_obs=keep_next_obs)
@@ -56,16 +59,6 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
         if found == "robomimic":
             return robomimic.scan(path, file, skip, keep_next_obs=keep_next_obs)
         return aloha.scan(path, file, skip, expected=EXPECTED["aloha"])
-
-
-def listed(path: Path) -> list[str]:
-    """Every file of a recording that is a folder, by its path from there, sorted. Raises DataError."""
-    try:
-        return sorted(plain_files(path))
-    except OSError as error:
-        hint = "give the folder of the recording itself, of files alone"
-        what = f"cannot be listed: {error.strerror}"
-        raise DataError(what, where=str(error.filename or path), hint=hint) from error
 
 
 def detect(path: Path) -> str:

@@ -9,12 +9,14 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, PitError
+from pitools.core.fs import plain_files
 
 MAX_ROW_BYTES = 256 << 20
 APART = "ingest them apart, or leave the array out with --skip"
@@ -109,6 +111,19 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     place: Place
 
 
+class Reader(Protocol):
+    """What reads columns. Of one thread at a time; any number may be open, in any threads and processes."""
+
+    def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
+        """Fill `out`, (stop - start, *column.row) of the column's dtype, with the episode's steps [start, stop).
+
+        Raises DataError for what is damaged, missing, or no longer what it was.
+        """
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """One episode: its name in the recording, its length in steps, and its columns by array name.
 
@@ -155,6 +170,16 @@ def natural(text: str) -> tuple[list[str | int], str]:
     """A sort key that counts: demo_2 before demo_10."""
     parts = re.split(r"([0-9]+)", text)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], text
+
+
+def listed(path: Path) -> list[str]:
+    """Every file of a recording that is a folder, by its path from there, sorted. Raises DataError."""
+    try:
+        return sorted(plain_files(path))
+    except OSError as error:
+        hint = "give the folder of the recording itself, of files alone"
+        what = f"cannot be listed: {error.strerror}"
+        raise DataError(what, where=str(error.filename or path), hint=hint) from error
 
 
 def skipped(name: str, skip: Sequence[str], key: str = "") -> bool:

@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from pitools.core.errors import ToolMissing
 from pitools.dataset.formats import transforms
-from pitools.dataset.formats.model import Cast, Column, Derived, Episode, Hdf5, Parquet, Resized, Video, ZarrArray
+from pitools.dataset.formats.model import (
+    Cast,
+    Column,
+    Derived,
+    Episode,
+    Hdf5,
+    Parquet,
+    Reader,
+    Resized,
+    Video,
+    ZarrArray,
+)
 
 _OPEN_FILES = 8
-
-
-class Reader(Protocol):
-    """What reads columns. Of one thread at a time; any number may be open, in any threads and processes."""
-
-    def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
-        """Fill `out`, (stop - start, *column.row) of the column's dtype, with the episode's steps [start, stop).
-
-        Raises DataError for what is damaged, missing, or no longer what it was.
-        """
-
-    def close(self) -> None:
-        """Let go of the files."""
 
 
 def open_reader(episode: Episode) -> Reader:

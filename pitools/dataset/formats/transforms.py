@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,7 @@ from PIL import Image
 
 from pitools.core.errors import DataError, PitError
 from pitools.dataset.formats import derive_functions
-from pitools.dataset.formats.model import Cast, Column, Derived, Resized
-
-if TYPE_CHECKING:
-    from pitools.dataset.formats.readers import Reader
+from pitools.dataset.formats.model import Cast, Column, Derived, Reader, Resized
 
 # Of what is read to be resized or cast, at a time.
 _BLOCK_BYTES = 16 << 20

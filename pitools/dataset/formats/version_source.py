@@ -1,4 +1,7 @@
-"""A version of ours as a recording, for a backfill: its episodes become another version's, with a schema or a codec."""
+"""A version of ours as a recording, for a backfill: its episodes become another version's, with a schema or a codec.
+
+Read are episode_offsets and episode_json; splits, instructions and attributes are kept. It has no holes.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Zarr stores, v2 or v3, whose arrays run along the steps of all episodes, and which say where each ends.
 
-    a version of ours        episode_offsets, episode_json; splits, instructions and attributes are kept
     a replay buffer          data/<array>, meta/episode_ends, as diffusion-policy writes it; names lose their `data/`
     any other group          its arrays along steps, and episode_offsets or episode_ends in it or in `meta`
 
 Zarr writes no file for a chunk of nothing but the fill value, so that a lost file and an empty chunk look the same. Of
 images and actions a hole refuses the episodes it is in: nobody records black frames, nor zeros for a chunk. Of other
-arrays, such as rewards, it is taken for the fill value, and `notes` says so. Versions of ours have no holes.
+arrays, such as rewards, it is taken for the fill value, and `notes` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 from pitools.core.errors import DataError
 from pitools.dataset.formats import zarr_reader
 from pitools.dataset.formats.attributes import of_array
-from pitools.dataset.formats.detect import listed
 from pitools.dataset.formats.model import (
     LEFT_OUT_NEXT_OBS,
     SINGULAR,
@@ -36,6 +34,7 @@ from pitools.dataset.formats.model import (
     ZarrArray,
     check_row,
     describe,
+    listed,
     refusal,
     skipped,
 )
@@ -50,10 +49,6 @@ _ASCENDING = "it has to be the step after each episode's last, in order; is the 
 
 def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Recording:
     """What the store holds. Raises DataError when it is not one, or does not say where its episodes end."""
-    if (path / "manifest.json").is_file():
-        from pitools.dataset.formats import version_source
-
-        return version_source.scan(path, skip)
     if lost := lost_manifest_of(path):
         raise lost
     files = listed(path)
