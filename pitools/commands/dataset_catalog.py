@@ -73,7 +73,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
       pit dataset show datasets/reach
       pit dataset show datasets/reach@prod --episode 3 --png episode3.png
     """
-    from pitools.dataset import catalog
+    from pitools.dataset.versions import arrays, describe
     from pitools.store.resolve import resolve
 
     if png and episode is None:
@@ -88,9 +88,9 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
 
             plot.draw(path, episode, png)
         return
-    version, manifest = catalog.describe(path)
+    version, manifest = describe(path)
     with Output(form, SHOW) as out:
-        for array in catalog.arrays(manifest):
+        for array in arrays(manifest):
             out(array)
     _say(path, version, manifest.parent)
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset import catalog
 from pitools.dataset.formats.model import RESERVED
+from pitools.dataset.versions import check_complete, describe
 from pitools.store.manifest import ArraySchema
 from pitools.store.reader.version_reader import Arrays
 from pitools.store.resolve import find
@@ -30,8 +30,8 @@ class Dataset:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.version, self.manifest = catalog.describe(path)
-        catalog.check_complete(path, self.manifest)
+        self.version, self.manifest = describe(path)
+        check_complete(path, self.manifest)
         self.arrays: dict[str, ArraySchema] = {
             name: schema for name, schema in self.manifest.arrays.items() if not name.startswith(RESERVED)
         }

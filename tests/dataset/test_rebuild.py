@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import catalog
 from pitools.dataset.catalog import compare
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.dataset.rebuild import rebuild
+from pitools.dataset.versions import describe
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store import version_state as store_catalog
@@ -60,7 +60,7 @@ def test_schema(robomimic, tmp_path) -> None:
     schema = tmp_path / "schema.toml"
     schema.write_text('[rename]\naction = "command"\n')
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x", schema=schema)
-    assert "command" in catalog.describe(Path(version.path))[1].arrays
+    assert "command" in describe(Path(version.path))[1].arrays
     schema.unlink()
     assert rebuild(Path(version.path), [tmp_path])[0].state == "identical"
 

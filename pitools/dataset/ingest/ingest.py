@@ -25,8 +25,6 @@ from pitools.core import worker_pool
 from pitools.core.errors import DataError, TryLater, UsageError
 from pitools.core.fs import os_error, require_local
 from pitools.core.progress import bar
-from pitools.dataset import catalog
-from pitools.dataset.catalog import Version
 from pitools.dataset.check.drift import gate
 from pitools.dataset.formats import schema_file as schemas
 from pitools.dataset.formats.model import Damaged
@@ -37,8 +35,10 @@ from pitools.dataset.ingest.plan import Plan, Range, Source, range_key
 from pitools.dataset.ingest.scan import Intake
 from pitools.dataset.ingest.shard_worker import hash_range
 from pitools.dataset.ingest.staging_dir import Place, open_place
+from pitools.dataset.versions import Version, check_complete, check_name, describe
 from pitools.store import manifest as manifests
 from pitools.store.digest import RANGE
+from pitools.store.version_list import versions
 from pitools.store.version_state import refresh
 
 _TRIES = 4
@@ -80,7 +80,7 @@ def ingest(
     Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. What
     was done before an interrupt, or on a full disk, is kept for the same call to go on from.
     """
-    catalog.check_name(name)
+    check_name(name)
     require_local(root, "root")
     parent = Parent(append, name) if append else None
     if parent and codec and codec != parent.codec:
@@ -141,9 +141,9 @@ def _published(asked: Asked, found: Intake) -> tuple[Version | None, dict[str, E
     before = parent.manifest.source if parent else ()
     sizes = [sum(found.sources[number].bytes for number in numbers) for numbers in found.places]
     likely = []
-    for path in catalog.versions(asked.root, asked.name):
+    for path in versions(asked.root, asked.name):
         try:
-            version, manifest = catalog.describe(path)
+            version, manifest = describe(path)
         except DataError:
             continue  # another version's damage is no matter here
         known = manifest.source[len(before) :]
@@ -159,7 +159,7 @@ def _published(asked: Asked, found: Intake) -> tuple[Version | None, dict[str, E
         parent.check_new(source)
     for path, version, manifest in likely:
         if manifest.source == (*before, *source):
-            catalog.check_complete(path, manifest)
+            check_complete(path, manifest)
             return version, hashes
     return None, hashes
 
@@ -203,7 +203,7 @@ def _publish(asked: Asked, place: Place, data: bytes) -> Version | None:
         append_policy.carry_quarantine(parent.path, final)
     if not place.holds(known.files):
         return None
-    return catalog.describe(final, new=place.publish(final))[0]
+    return describe(final, new=place.publish(final))[0]
 
 
 def _plan(asked: Asked, found: Intake) -> Plan:

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import catalog
 from pitools.dataset.formats.attributes import of_array
 from pitools.dataset.formats.model import RESERVED, Episode, Refused
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.chunking import Grid
 from pitools.dataset.ingest.statistics import Partial, columns
+from pitools.dataset.versions import check_complete, describe
 from pitools.store.manifest import ArraySchema
 from pitools.store.reader.version_reader import Arrays
 from pitools.store.zarr.chunk_layout import layout
@@ -31,14 +31,14 @@ class Parent:
 
     def __init__(self, path: Path, name: str) -> None:
         """Raises UsageError for a version of another dataset, DataError for a damaged one or a part of one."""
-        described, self.manifest = catalog.describe(path)
+        described, self.manifest = describe(path)
         where, self.path, self.version = str(path), path, described.version
         if self.manifest.name != name:
             what = f'it is a version of "{self.manifest.name}", not of "{name}"'
             raise UsageError(what, where=where, hint=f"--name {self.manifest.name}")
         if self.manifest.subset:
             raise DataError("it is a part of a version", where=where, hint="append to the whole one")
-        catalog.check_complete(path, self.manifest)
+        check_complete(path, self.manifest)
         self._store = Arrays(path, verify=True)
         self.arrays: dict[str, ArraySchema] = {
             key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED)

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from pitools.core.errors import UsageError
-from pitools.dataset.catalog import describe, index, search
+from pitools.dataset.catalog import index, search
 from pitools.dataset.catalog.retirement import retire, undo
 from pitools.dataset.ingest.ingest import ingest
+from pitools.dataset.versions import describe
 from pitools.store import manifest as manifests
 from pitools.store import tags, version_state
 

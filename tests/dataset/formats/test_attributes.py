@@ -14,9 +14,9 @@ import xarray
 import zarr
 
 from pitools.core.errors import DataError
-from pitools.dataset.catalog import Version
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
+from pitools.dataset.versions import Version
 
 
 @pytest.fixture

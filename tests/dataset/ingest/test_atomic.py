@@ -15,10 +15,10 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, NoSpace
-from pitools.dataset import catalog
 from pitools.dataset.ingest import chunking, execute, finalize
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
+from pitools.dataset.versions import check_complete
 from pitools.store import digest
 from pitools.store.publish import TEMPORARY
 from tests.dataset.conftest import write_robomimic
@@ -271,7 +271,7 @@ def test_published_by_another_meanwhile(robomimic, tmp_path, monkeypatch) -> Non
     assert not version.new
     assert list((tmp_path / "root").iterdir()) == [tmp_path / "root" / "x"]
     (path,) = (tmp_path / "root" / "x").iterdir()
-    catalog.check_complete(path, open_dataset(path).manifest)
+    check_complete(path, open_dataset(path).manifest)
 
 
 def test_a_dead_worker_is_an_error(start, large, tmp_path) -> None:

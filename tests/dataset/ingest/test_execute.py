@@ -12,12 +12,12 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, NoSpace
-from pitools.dataset.catalog import Version
 from pitools.dataset.ingest import chunking, execute, finalize
 from pitools.dataset.ingest import ingest as ingesting
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.shard_worker import Maker
 from pitools.dataset.ingest.staging_dir import open_place
+from pitools.dataset.versions import Version, check_complete
 from pitools.store import manifest as manifests
 from pitools.store.publish import TEMPORARY
 
@@ -164,7 +164,7 @@ def test_a_folder_that_was_made_anew(robomimic, tmp_path, monkeypatch, again) ->
     monkeypatch.setattr(finalize, "manifest", removed)
     version = ingest([robomimic(5)], root=tmp_path / "root", name="x")
     assert (version.new, version.episodes) == (True, 1)
-    ingesting.catalog.check_complete(Path(version.path), manifests.load(Path(version.path))[0])
+    check_complete(Path(version.path), manifests.load(Path(version.path))[0])
     assert not (tmp_path / "root" / TEMPORARY).exists()
 
 

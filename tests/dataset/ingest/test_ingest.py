@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import catalog
 from pitools.dataset.ingest import chunking, execute
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.scan import EpisodeRecord
 from pitools.dataset.reader import open_dataset
+from pitools.dataset.versions import Version
 from pitools.store import digest, manifest
 
 
@@ -188,7 +188,7 @@ def test_linked_name(robomimic, tmp_path) -> None:
 
 def test_record_keys() -> None:
     """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
-    assert catalog.Version.__struct_fields__ == (
+    assert Version.__struct_fields__ == (
         "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
     )  # fmt: skip
     assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "why")
