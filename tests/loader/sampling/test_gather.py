@@ -9,8 +9,7 @@ import pytest
 
 from pitools.core.errors import UsageError
 from pitools.loader.sampling.bucketing import Bucketed
-from pitools.loader.sampling.packed import Packed
-from pitools.loader.sampling.packing import Packing
+from pitools.loader.sampling.packing import Packed, Packing
 from pitools.loader.sampling.protocol import Samples, Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.windows import Span, Windows

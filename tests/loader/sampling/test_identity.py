@@ -8,8 +8,7 @@ import numpy as np
 
 from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.mixture import Mixture
-from pitools.loader.sampling.packed import Packed
-from pitools.loader.sampling.packing import Packing
+from pitools.loader.sampling.packing import Packed, Packing
 from pitools.loader.sampling.protocol import Samples, Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.windows import Span, Windows

@@ -13,8 +13,7 @@ import pytest
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.mixture import Mixture
-from pitools.loader.sampling.packed import Packed
-from pitools.loader.sampling.packing import Packing
+from pitools.loader.sampling.packing import Packed, Packing
 from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.windows import Span, Windows

@@ -14,8 +14,7 @@ from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
 from pitools.loader.sampling.bucketing import Bucketed
 from pitools.loader.sampling.mixture import Mixture
-from pitools.loader.sampling.packed import Packed
-from pitools.loader.sampling.packing import Packing
+from pitools.loader.sampling.packing import Packed, Packing
 from pitools.loader.sampling.protocol import Windowed
 from pitools.loader.sampling.sequences import sequences
 from pitools.loader.sampling.weighted_turns import MOST, parts, turns

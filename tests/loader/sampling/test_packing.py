@@ -17,8 +17,7 @@ from pitools.commands.dataset_packing import plan_packing
 from pitools.core.errors import ConfigError, UsageError
 from pitools.dataset.catalog.retirement import retire
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.packed import Packed
-from pitools.loader.sampling.packing import Packing, best_fit
+from pitools.loader.sampling.packing import Packed, Packing, best_fit
 from pitools.loader.sampling.sequences import Sequences, sequences
 from pitools.store.reader.version_reader import Arrays
 
