@@ -140,6 +140,15 @@ def grid(dims: Sequence[int], nodes: Sequence[str], where: str = "topology") -> 
     return Fabric(kind="torus", torus=Torus(dims=tuple(dims), nodes=tuple(nodes)))
 
 
+def coordinates(torus: Torus) -> dict[str, tuple[int, ...]]:
+    """Where each node of a torus is."""
+    steps = [prod(torus.dims[axis + 1 :]) for axis in range(len(torus.dims))]
+    return {
+        node: tuple(index // step % size for step, size in zip(steps, torus.dims, strict=True))
+        for index, node in enumerate(torus.nodes)
+    }
+
+
 def _parents(below: Mapping[str, Sequence[str]], places: Mapping[str, str]) -> dict[str, str]:
     above: dict[str, str] = {}
     for name, children in below.items():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import prod
 
-from pitools.topology.fabric_model import Fabric, Torus
+from pitools.topology.fabric_model import Fabric, coordinates
 
 
 def crossings(order: Sequence[str], fabric: Fabric) -> int:
@@ -49,15 +48,6 @@ def routes(fabric: Fabric) -> list[tuple[str, ...]]:
         tuple(f"{size}/{number // (size // base)}" for size in reversed(sizes)) for number in range(len(fabric.leaves))
     ]
     return [("/", *above, *leaf.path) for above, leaf in zip(over, fabric.leaves, strict=True)]
-
-
-def coordinates(torus: Torus) -> dict[str, tuple[int, ...]]:
-    """Where each node of a torus is."""
-    steps = [prod(torus.dims[axis + 1 :]) for axis in range(len(torus.dims))]
-    return {
-        node: tuple(index // step % size for step, size in zip(steps, torus.dims, strict=True))
-        for index, node in enumerate(torus.nodes)
-    }
 
 
 def _ring(order: Sequence[str]) -> list[tuple[str, str]]:

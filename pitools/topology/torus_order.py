@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
-from pitools.topology.fabric_model import Torus
-from pitools.topology.ring_cost import coordinates
+from pitools.topology.fabric_model import Torus, coordinates
 
 
 def tour(nodes: Collection[str], torus: Torus) -> list[str]:
