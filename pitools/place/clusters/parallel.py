@@ -1,4 +1,4 @@
-"""Questions to many sites at once, once (gather.py) or again and again, where one that is silent makes nobody wait."""
+"""Questions to many sites at once, once (`gather`) or again and again, where one that is silent makes nobody wait."""
 
 from __future__ import annotations
 
@@ -85,3 +85,13 @@ class Asking(Generic[T]):
         silent_s = time.time() - self._asked[name]
         error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
         return Answer(self._asked[name], error)
+
+
+def gather(questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:
+    """The answer to each question, or the error that it raised, in the order of the questions: one round of `Asking`.
+
+    One that is silent at the deadline is left behind, and its answer is Unreachable.
+    """
+    asking: Asking[T] = Asking("try again later, or with a longer --timeout")
+    asking.patience_s = timeout_s  # nobody is asked again: whoever is slower than others has time all the same
+    return {name: answer.said for name, answer in asking.ask(questions, timeout_s).items()}

@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, PitError, UsageError, nearest
 from pitools.core.record import Record
 from pitools.place.clusters import cache
 from pitools.place.clusters.account_limits import Standing, ask_standing
-from pitools.place.clusters.gather import gather
+from pitools.place.clusters.parallel import gather
 from pitools.site import load
 from pitools.site.connect import client
 from pitools.site.schema import Site

@@ -14,7 +14,7 @@ from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
 from pitools.launch.request import Request
 from pitools.place.clusters import accounting_history, local_history, pools, snapshot
 from pitools.place.clusters.accounting_history import Waits
-from pitools.place.clusters.gather import GRACE_S, gather
+from pitools.place.clusters.parallel import GRACE_S, gather
 from pitools.place.clusters.snapshot import Skipped, Snapshot
 from pitools.place.estimate import data_transfer, estimate, throughput
 from pitools.place.estimate.candidates import Candidate, candidates, never

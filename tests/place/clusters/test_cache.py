@@ -16,7 +16,7 @@ import pytest
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.core.record import Record
 from pitools.place.clusters import cache
-from pitools.place.clusters.gather import gather
+from pitools.place.clusters.parallel import gather
 
 
 class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
