@@ -6,18 +6,19 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
 from pitools.core.fs import plain_file
-from pitools.dataset.formats.model import Changed
+from pitools.dataset.formats.model import Changed, Column, Episode
 from pitools.dataset.formats.readers import open_reader
-from pitools.dataset.ingest import assemble, shard_writer, statistics
+from pitools.dataset.ingest import shard_writer, statistics
 from pitools.dataset.ingest.journal import Entry, Journal
 from pitools.dataset.ingest.plan import Job, Plan, Range, Shard
 from pitools.dataset.ingest.staging_dir import Place
@@ -32,6 +33,16 @@ _READ_BYTES = 1 << 20
 CHANGED = "it changed while it was read"
 # What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
+
+
+class Span(NamedTuple):
+    """A run of one episode's steps, [start, stop) in the episode, and where it goes in the concatenated array."""
+
+    episode: Episode
+    column: Column
+    start: int
+    stop: int
+    at: int
 
 
 class Maker:
@@ -99,7 +110,7 @@ class Maker:
             end = min(first, stop)
             self._parent.read_into(array, block[: end - start], start, end)
             block, start = block[end - start :], end
-        for span in assemble.spans(array, plan.episodes, plan.offsets, start, stop):
+        for span in spans(array, plan.episodes, plan.offsets, start, stop):
             at = span.at - start
             try:
                 self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
@@ -158,6 +169,15 @@ def _damaged(source: Path, kept: FileEntry) -> DataError:
     parent = source.parents[kept.path.count("/")]
     what = f"{kept.path} is damaged: its content is not what the manifest says"
     return DataError(what, where=str(parent), hint=repair(parent))
+
+
+def spans(name: str, episodes: Sequence[Episode], offsets: Sequence[int], start: int, stop: int) -> Iterator[Span]:
+    """What makes up steps [start, stop) of the concatenated array, in order."""
+    index = bisect_right(offsets, start) - 1
+    while start < stop:
+        first, end = offsets[index], min(stop, offsets[index + 1])
+        yield Span(episodes[index], episodes[index].columns[name], start - first, end - first, start)
+        start, index = end, index + 1
 
 
 def hash_range(key: str, path: Path, number: int, size: int) -> Entry:
