@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.checkpoint import restore as restoring
-from pitools.checkpoint import tier_copy
+from pitools.checkpoint import restore, tier_copy
 from pitools.checkpoint.adapters.base import Adapter as Adapter
 from pitools.checkpoint.adapters.base import Digests, as_ours
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
@@ -106,7 +105,7 @@ class Guard:
         if self._saves:
             with together(self._barrier, f"{name}/saved"):
                 self.wait()
-        look = restoring.Look(self._barrier, self.folder, self._local, name, self._writer)
+        look = restore.Look(self._barrier, self.folder, self._local, name, self._writer)
         with look.newest() as found:
             if found is None:
                 return None

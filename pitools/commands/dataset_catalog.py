@@ -107,15 +107,15 @@ def diff(first: str, second: str, form: str) -> int:
     from pitools.store.resolve import resolve
 
     try:
-        from pitools.dataset.catalog import compare as comparing
+        from pitools.dataset.catalog import compare
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
 
     differs = False
     with Output(form, DIFF) as out:
-        for found in comparing.compare(resolve(first), resolve(second)):
+        for found in compare.compare(resolve(first), resolve(second)):
             out(found)
-            differs = differs or found.change != comparing.SAME
+            differs = differs or found.change != compare.SAME
     return int(differs)
 
 

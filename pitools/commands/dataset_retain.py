@@ -81,7 +81,7 @@ def retire(datasets: tuple[str, ...], why: str, grace: str, undo: bool, form: st
 
     DATASET is ROOT/NAME/VERSION, or its first 6 digits. A version that a tag names is refused.
     """
-    from pitools.dataset.catalog import retirement as retiring
+    from pitools.dataset.catalog import retirement
     from pitools.store.resolve import resolve
 
     grace_s = _grace(grace)
@@ -89,10 +89,10 @@ def retire(datasets: tuple[str, ...], why: str, grace: str, undo: bool, form: st
         for path in [_known(dataset) if undo else resolve(dataset, newest=False) for dataset in datasets]:
             if undo:
                 whole = path.absolute()
-                retiring.undo(whole.parent.parent, whole.parent.name, whole.name)
+                retirement.undo(whole.parent.parent, whole.parent.name, whole.name)
                 click.echo(f"{whole.parent.name} {whole.name}: not retired", err=True)
             else:
-                out(retiring.retire(path, why=why, grace_s=grace_s))
+                out(retirement.retire(path, why=why, grace_s=grace_s))
 
 
 @click.command()

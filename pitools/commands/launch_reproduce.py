@@ -80,14 +80,14 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
 
     Exit 1 where there is any.
     """
-    from pitools.launch.reproduce import compare as comparing
+    from pitools.launch.reproduce import compare
 
     runs = [_find(run, site_name) for run in (a, b)]
     if patch:
-        lines = list(comparing.patch(*runs))
+        lines = list(compare.patch(*runs))
         click.echo("".join(lines), nl=False)
         ctx.exit(1 if lines else 0)
-    found = comparing.compare(*runs)
+    found = compare.compare(*runs)
     _show(found, form)
     ctx.exit(1 if found else 0)
 
@@ -106,13 +106,13 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     """
     from pitools.core import units
     from pitools.core.output import Output
-    from pitools.launch.move import move_run as moving
+    from pitools.launch.move import move_run
     from pitools.launch.plan import load_plan
     from pitools.site.load import load
 
     run_dir = _find(run, "")
     site, other = load(load_plan(run_dir).site), load(site_name)
-    moved = moving.move(run_dir, site, other, stop_s=units.seconds(stop_within))
+    moved = move_run.move(run_dir, site, other, stop_s=units.seconds(stop_within))
     click.echo(f"pit: it goes on at {moved.site} as {moved.to}, from step {moved.step}", err=True)
     with Output(form, MOVED_COLUMNS) as out:
         out(moved)

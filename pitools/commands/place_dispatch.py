@@ -34,18 +34,17 @@ def run(
 ) -> None:
     """Put REQUESTS (TOML files, or - for names of such files on stdin) in the queue that several sites serve."""
     from pitools.core.output import Output
-    from pitools.place.dispatch import status
-    from pitools.place.dispatch import store as queue
+    from pitools.place.dispatch import status, store
     from pitools.place.dispatch import watch as follow
     from pitools.place.estimate import plan as survey
     from pitools.site import template
 
-    place = queue.root()
+    place = store.root()
     known = _sites(sites)
     wanted = [_checked(path, known) for path in _paths(requests)]
     survey.refuse_what_never_fits([request for request, _, _ in wanted], known)
     who = owner or template.fill("{user}")
-    jobs = queue.add(place, [queue.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
+    jobs = store.add(place, [store.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
     seen = status.sites(place)
     rows = [status.row_of(job, seen) for job in jobs]
     if wait:
@@ -75,11 +74,10 @@ def tick(ctx: click.Context, form: str) -> None:
     """
     from pitools.core.errors import TryLater
     from pitools.core.output import Output
-    from pitools.place.dispatch import status
-    from pitools.place.dispatch import store as queue
+    from pitools.place.dispatch import status, store
     from pitools.place.dispatch import watch as follow
 
-    place = queue.root()
+    place = store.root()
     news = follow.News(status.sites(place))
     ticked = _ticker(place).tick()
     if ticked is None:
@@ -111,12 +109,12 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     from pitools.core import units
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
-    from pitools.place.dispatch import store as queue
+    from pitools.place.dispatch import store
     from pitools.place.dispatch import watch as follow
 
     if form == "hosts":
         raise UsageError("--format hosts: the queue has no nodes to list", hint="--format jsonl")
-    place = queue.root()
+    place = store.root()
     ticker, changes = _ticker(place), follow.Changes()
     every_s = units.seconds(every)
     told: set[str] = set()
@@ -125,7 +123,7 @@ def watch(every: str, until_empty: bool, form: str) -> None:
         broken = [text for text in ticked.sites.broken if text not in told]
         told.update(broken)
         is_empty = until_empty and not ticked.jobs
-        if is_empty and (unread := queue.jobs(place)[1]):
+        if is_empty and (unread := store.jobs(place)[1]):
             raise unread[0]
         _tell(broken)
         return is_empty
@@ -168,14 +166,13 @@ def list_jobs(every: bool, form: str) -> None:
     On stderr: the sites that the last tick found silent, or where something went wrong.
     """
     from pitools.core.output import Output
-    from pitools.place.dispatch import status
-    from pitools.place.dispatch import store as queue
+    from pitools.place.dispatch import status, store
 
-    place = queue.root()
+    place = store.root()
     seen = status.sites(place)
-    found, broken = queue.jobs(place)
+    found, broken = store.jobs(place)
     if every:
-        over, more = queue.jobs(place, done=True)
+        over, more = store.jobs(place, done=True)
         found, broken = over + found, more + broken
     with Output(form, status.JOB_COLUMNS) as out:
         for job in found:
@@ -199,22 +196,21 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     """
     from pitools.core.errors import UsageError, nearest
     from pitools.core.output import Output
-    from pitools.place.dispatch import status
-    from pitools.place.dispatch import store as queue
+    from pitools.place.dispatch import status, store
 
-    place = queue.root()
-    jobs = [queue.find(place, job_id) for job_id in job_ids]
+    place = store.root()
+    jobs = [store.find(place, job_id) for job_id in job_ids]
     for job in jobs:
         if site and site not in {ticket.site for ticket in job.live}:
             hint = nearest(site, {ticket.site for ticket in job.live})
             raise UsageError(f'job "{job.job_id}" has no ticket at "{site}"', where="--lost", hint=hint)
         if not job.is_over:
             for name in [f"lost.{ticket.n}" for ticket in job.live if ticket.site == site] if site else ["cancel"]:
-                queue.mark(job, name)
+                store.mark(job, name)
     ticked = _ticker(place).tick()
     with Output(form, status.JOB_COLUMNS) as out:
         for job in jobs:
-            out(status.row_of(found := queue.find(place, job.job_id), status.sites(place)))
+            out(status.row_of(found := store.find(place, job.job_id), status.sites(place)))
             for ticket in found.live:
                 if site and ticket.site == site and ticket.n not in found.lost:
                     click.echo(f"pit: {ticket.name} is not given up: {site} has answered for it", err=True)

@@ -36,7 +36,7 @@ def plan(
     from pitools.core.output import Output
     from pitools.launch import request as requests
     from pitools.place.clusters import snapshot
-    from pitools.place.estimate import report as explaining
+    from pitools.place.estimate import report
     from pitools.place.estimate.plan import Wanted, survey
 
     timeout_s = units.seconds(timeout)
@@ -52,14 +52,14 @@ def plan(
     skipped = (*broken, *found.skipped)
     for note in (*found.notes, *(f"{one.site} is skipped: {one.reason}" for one in skipped)):
         click.echo(f"pit: {note}", err=True)
-    rows = explaining.ranked(found, broken)
+    rows = report.ranked(found, broken)
     if best:
         if found.best and found.best.plan:
             with Output(form, PLAN_COLUMNS) as out:
                 out(found.best.plan)
     elif Output(form).form == "table":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        for line in explaining.table(rows, everything=explain or not found.best, width=width):
+        for line in report.table(rows, everything=explain or not found.best, width=width):
             click.echo(line)
     else:
         with Output(form) as out:

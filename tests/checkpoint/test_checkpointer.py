@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pitools.checkpoint import checkpointer as guards
+from pitools.checkpoint import checkpointer
 from pitools.checkpoint.checkpointer import Guard, Restored
 from pitools.checkpoint.coordination.exchange import Meeting
 from pitools.checkpoint.store import layout, lookup
@@ -178,7 +178,7 @@ def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
 
 def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making one on a slow file system is left to the background, and so is what was wrong with it."""
-    go, real = threading.Event(), guards._made
+    go, real = threading.Event(), checkpointer._made
 
     def made(place: Path) -> Path:
         assert go.wait(10)
@@ -186,7 +186,7 @@ def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.M
             raise NoSpace("no inodes left", where=str(place))
         return real(place)
 
-    monkeypatch.setattr(guards, "_made", made)
+    monkeypatch.setattr(checkpointer, "_made", made)
     with Guard(folder, Files()) as guard:
         guard.save(1, state(1))
         assert not layout.left_over(folder)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset import reader as reading
+from pitools.dataset import reader
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
@@ -64,7 +64,7 @@ def test_read(folder, pair) -> None:
 def test_take(folder, resident, wanted) -> None:
     """Any steps in any order, repeated or not, are what was recorded, be the array kept in memory or read by runs."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "RESIDENT_BYTES", resident)
+        patched.setattr(reader, "RESIDENT_BYTES", resident)
         rows = open_dataset(folder).take("action", wanted)
     assert rows.shape == (len(wanted), 2)
     assert rows[:, 0].tolist() == wanted
@@ -74,7 +74,7 @@ def test_take(folder, resident, wanted) -> None:
 @pytest.mark.parametrize("wanted", [[-1], [STEPS], [0, STEPS + 5]])
 def test_out_of_range(folder, monkeypatch, resident, wanted) -> None:
     """A step that is not there is an IndexError, never the last one or zeros."""
-    monkeypatch.setattr(reading, "RESIDENT_BYTES", resident)
+    monkeypatch.setattr(reader, "RESIDENT_BYTES", resident)
     with pytest.raises(IndexError):
         open_dataset(folder).take("action", wanted)
 

@@ -16,9 +16,8 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.dataset.rebuild import rebuild
 from pitools.dataset.versions import describe
-from pitools.store import digest
+from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
-from pitools.store import version_state as store_catalog
 from pitools.store.manifest import Statistics, Subset
 
 
@@ -133,7 +132,7 @@ def test_held_meanwhile(robomimic, tmp_path) -> None:
     two = ingest([robomimic(3, name="b.hdf5", seed=1)], root=root, name="x", append=Path(one.path))
 
     def readers() -> list[int]:
-        found = (store_catalog.readers(root, "x", each.version, store_catalog.now()) for each in (one, two))
+        found = (version_state.readers(root, "x", each.version, version_state.now()) for each in (one, two))
         return [sum(reader.what.startswith("rebuild") for reader in each) for each in found]
 
     seen = []

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.dataset.formats import lerobot_meta as meta
+from pitools.dataset.formats import lerobot_meta
 from pitools.dataset.formats.lerobot_meta import Feature, Info, Row
 from pitools.dataset.formats.model import (
     Column,
@@ -66,7 +66,7 @@ class _Files:
             except DataError as error:
                 self._wrong[path] = error.what
         if self._wrong[path]:
-            raise DataError(self._wrong[path], where=str(path), hint=meta.AGAIN)
+            raise DataError(self._wrong[path], where=str(path), hint=lerobot_meta.AGAIN)
 
     def _data(self, path: Path) -> str:
         """Whether its rows are those of its episodes, one episode after the other."""
@@ -100,7 +100,7 @@ class _Files:
     def check_steps(self, row: Row, where: str) -> None:
         """Raises DataError for an episode whose rows are not in order. Its data file has been checked."""
         if why := self._disordered.get(row.number):
-            raise DataError(why, where=where, hint=meta.AGAIN)
+            raise DataError(why, where=where, hint=lerobot_meta.AGAIN)
 
     def _video(self, path: Path) -> str:
         """Whether it has enough frames. That each is there, at its time, is seen when they are read."""
@@ -120,9 +120,9 @@ class _Files:
 def scan(path: Path, skip: Sequence[str]) -> Recording:
     """What the dataset holds. Raises DataError when it is not a LeRobot dataset, or one of another version than v3;
     ToolMissing where pyarrow or PyAV is not installed."""
-    info = meta.load(path)
-    tasks = meta.tasks(info)
-    rows = _with_tasks(info, meta.episodes(info), tasks)
+    info = lerobot_meta.load(path)
+    tasks = lerobot_meta.tasks(info)
+    rows = _with_tasks(info, lerobot_meta.episodes(info), tasks)
     features = _named(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
@@ -136,7 +136,10 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
         except DataError as error:
             refused.append(refusal(row.name, path, error))
     taken = {episode.name for episode in episodes}
-    splits = {split: tuple(name for name in names if name in taken) for split, names in meta.splits(info, rows).items()}
+    splits = {
+        split: tuple(name for name in names if name in taken)
+        for split, names in lerobot_meta.splits(info, rows).items()
+    }
     if without := sum(not row.tasks for row in rows):
         files.notes.append(f"no task is named of {without} of {len(rows)} episodes: they have no instruction")
     used = {place.path for episode in episodes for column in episode.columns.values()
@@ -144,7 +147,7 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     return Recording(
         path=path, layout="lerobot", episodes=tuple(episodes), splits=splits,
         attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": [tasks[i] for i in sorted(tasks)]},
-        refused=tuple(refused), notes=tuple(files.notes), files=(*meta.files(path), *sorted(used)),
+        refused=tuple(refused), notes=tuple(files.notes), files=(*lerobot_meta.files(path), *sorted(used)),
     )  # fmt: skip
 
 
@@ -203,7 +206,7 @@ def store_name(key: str) -> str:
 def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, about: dict[str, Any]) -> Episode:
     where = f"{path}: {row.name}"
     if row.stop - row.start != row.steps:
-        raise DataError(f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=meta.AGAIN)
+        raise DataError(f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=lerobot_meta.AGAIN)
     data = files.info.data_file(row)
     files.check(data, video=False)
     files.check_steps(row, where)
@@ -223,11 +226,11 @@ def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, 
 
 def _video(row: Row, feature: Feature, files: _Files, where: str) -> Video:
     if feature.key not in row.videos:
-        raise DataError(f"no video of {feature.key} is named for it", where=where, hint=meta.AGAIN)
+        raise DataError(f"no video of {feature.key} is named for it", where=where, hint=lerobot_meta.AGAIN)
     path = files.info.video_file(feature.key, row)
     files.check(path, video=True)
     at, fps = row.videos[feature.key], files.info.fps
     if not (at.start_s >= 0 and abs((at.stop_s - at.start_s) * fps - row.steps) <= 0.5):
         what = f"{at.stop_s - at.start_s:.4f} s of {feature.key} for {row.steps} steps at {fps:g} frames a second"
-        raise DataError(what, where=where, hint=meta.AGAIN)
+        raise DataError(what, where=where, hint=lerobot_meta.AGAIN)
     return Video(path=path, start_s=at.start_s, fps=fps)

@@ -26,7 +26,7 @@ from pitools.core.errors import DataError, TryLater, UsageError
 from pitools.core.fs import os_error, require_local
 from pitools.core.progress import bar
 from pitools.dataset.check.drift import gate
-from pitools.dataset.formats import schema_file as schemas
+from pitools.dataset.formats import schema_file
 from pitools.dataset.formats.model import Damaged
 from pitools.dataset.ingest import append_policy, chunking, execute, finalize, plan, scan, unreadable_episodes
 from pitools.dataset.ingest.journal import Entry, Reader
@@ -87,10 +87,10 @@ def ingest(
         raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")
     codec = codec or (parent.codec if parent else "lz4")
     workers = workers or worker_pool.default_workers()
-    made = schemas.load(schema) if schema else None
+    made = schema_file.load(schema) if schema else None
     options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
     if made:
-        options["schema"] = schemas.provenance(made)
+        options["schema"] = schema_file.provenance(made)
     asked = Asked(root=root, name=name, codec=codec, options=options, parent=parent, workers=workers, spread=spread,
                   refuse_drift=refuse_drift)  # fmt: skip
     with append_policy.held(append):

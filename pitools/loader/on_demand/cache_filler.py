@@ -19,7 +19,7 @@ from pitools.core.fs import allocate, file_system, os_error, remove_tree, sync_f
 from pitools.stage.cache import records
 from pitools.stage.cache.disk_quota import Limits, reserved
 from pitools.stage.cache.layout import journal_path, needed_bytes, object_path, partial_path
-from pitools.stage.copy import journal as journals
+from pitools.stage.copy import journal
 from pitools.stage.copy.copy import is_durable
 from pitools.stage.copy.hardlink import link_shared
 from pitools.stage.copy.journal import Journal, Written, line
@@ -63,7 +63,7 @@ class Fill:
         folder, version, files = self._folder, self._dataset.version, self._files
         folder.mkdir(mode=0o700, exist_ok=True)
         path = journal_path(self._root, version)
-        done = journals.read(path, folder, version, files)
+        done = journal.read(path, folder, version, files)
         if not done.files:  # what is there is not known to be good
             remove_tree(folder)
             folder.mkdir(mode=0o700)

@@ -13,8 +13,7 @@ from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, Seen
-from pitools.place.dispatch import store as queue
-from pitools.place.dispatch import wait_log
+from pitools.place.dispatch import store, wait_log
 from pitools.place.dispatch.journal import Entry, Job, Ticket, What, append
 
 # How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
@@ -28,7 +27,7 @@ class Board:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._lock = threading.Lock()
-        found, self.broken = queue.jobs(place)
+        found, self.broken = store.jobs(place)
         self.jobs: dict[str, Job] = {job.job_id: job for job in found}
 
     def note(self, job: Job, what: What, n: int = 0, *, why: str = "", pool: str = "", slurm_id: str = "",
@@ -56,7 +55,7 @@ class Board:
     def found(self, job: Job, ticket: Ticket) -> Job:
         """Note that the ticket's site has answered for it: who gave it up as lost was wrong. Returns the job."""
         with self._lock:
-            job = self.jobs[job.job_id] = queue.unmark(self.jobs[job.job_id], ticket.n)
+            job = self.jobs[job.job_id] = store.unmark(self.jobs[job.job_id], ticket.n)
         return job
 
     def tickets(self, site: str) -> Iterator[tuple[Job, Ticket]]:
@@ -70,7 +69,7 @@ class Board:
         """Put away the jobs that are over and of which no site knows anything any more."""
         for job in list(self.jobs.values()):
             if job.is_over and all(ticket.is_swept for ticket in job.tickets):
-                queue.close(self.place, job)
+                store.close(self.place, job)
                 del self.jobs[job.job_id]
 
     @property

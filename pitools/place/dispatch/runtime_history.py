@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pitools.core import units
 from pitools.core.errors import PitError
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import store
 from pitools.place.dispatch.journal import Entry, Queued, What, read_journal
 from pitools.place.types import Option
 from pitools.run import run_folder
@@ -41,7 +41,7 @@ class Expectations:
 
     def learn(self, speed: Speed) -> None:
         """Read what ended since the last time."""
-        new = [name for _, name in queue.over(self._place) if name not in self._read]
+        new = [name for _, name in store.over(self._place) if name not in self._read]
         self._read.update(new)
         for path in (self._place / "done" / name for name in new[-MOST:]):
             try:

@@ -19,8 +19,7 @@ from pitools.launch.tickets.ticket_state import Seen
 from pitools.place.clusters.parallel import Answer, Asking, fault
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.clusters.snapshot import read as read_snapshot
-from pitools.place.dispatch import planner, status, tickets
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import planner, status, store, tickets
 from pitools.place.dispatch.journal import Job, Ticket, What
 from pitools.place.dispatch.reconcile import Board, Due, settle
 from pitools.place.dispatch.wait_log import Foretelling
@@ -53,7 +52,7 @@ class Ticker:
 
     def tick(self) -> status.Ticked | None:
         """Tick once; None where another tick is at work. Raises ClusterError for a queue that cannot be written."""
-        with queue.locked(self.place) as is_ours:
+        with store.locked(self.place) as is_ours:
             return self._tick() if is_ours else None
 
     def _tick(self) -> status.Ticked:
@@ -77,7 +76,7 @@ class Ticker:
         self._do(board, sites, world, self._decider.decide(board, world), faults)
         _cancelled(board)
         board.put_away()
-        queue.prune(self.place)
+        store.prune(self.place)
         return status.write(self.place, board, asked, world.pools, faults, looks, self._decider.unfit(board))
 
     def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pitools.core.record import Record
-from pitools.place.dispatch import status
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import status, store
 from pitools.place.dispatch.tick import Ticker
 
 if TYPE_CHECKING:
@@ -37,13 +36,13 @@ def rounds(ticker: Ticker, every_s: float, seen: Callable[[status.Ticked], bool]
 def look(place: Path) -> status.Ticked:
     """The queue as it is, without a tick. A job that cannot be read is left out."""
     seen = status.sites(place)
-    return status.Ticked([status.row_of(job, seen) for job in queue.jobs(place)[0]], seen, {})
+    return status.Ticked([status.row_of(job, seen) for job in store.jobs(place)[0]], seen, {})
 
 
 def ended(place: Path, job_ids: Collection[str]) -> list[status.JobRow] | None:
     """The rows of these jobs once all of them are over; None before. Raises UsageError for one that is not there."""
     seen = status.sites(place)
-    jobs = [queue.find(place, job_id) for job_id in job_ids]
+    jobs = [store.find(place, job_id) for job_id in job_ids]
     return [status.row_of(job, seen) for job in jobs] if all(job.is_over for job in jobs) else None
 
 
@@ -62,7 +61,7 @@ class Changes:
         here = {row.job_id for row in ticked.jobs}
         for job_id, row in self._jobs.items():
             if job_id not in here and row.state not in ("done", "failed", "withdrawn"):
-                found.append(status.row_of(queue.find(place, job_id), ticked.sites))
+                found.append(status.row_of(store.find(place, job_id), ticked.sites))
         self._sites = {row.site: row for row in ticked.sites.sites}
         self._jobs = {row.job_id: row for row in ticked.jobs}
         return found

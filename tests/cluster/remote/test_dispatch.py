@@ -13,8 +13,7 @@ import pytest
 
 from pitools.launch.request import Request
 from pitools.place import types
-from pitools.place.dispatch import planner, tick
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import planner, store, tick
 from pitools.place.dispatch.tick import Ticker
 from pitools.site.schema import Site
 from pitools.slurm.client import Client, Reach
@@ -71,7 +70,7 @@ def world(
         monkeypatch.setenv(name, str(state))
     monkeypatch.setattr(planner, "LEAD_S", 0.0)
     monkeypatch.setattr(tick, "MAX_AGE_S", 1.0)
-    yield queue.root()
+    yield store.root()
     beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
     if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("moved-")]:
         beta.cancel(left)
@@ -86,11 +85,11 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
         Request(name=name, command=command, time="2m", workdir=str(work))
         for name in ("near", "far", "far", "moved", "moved")
     ]
-    jobs = queue.add(world, [queue.ask(one, ("beta", "far"), owner="ada") for one in requests])
+    jobs = store.add(world, [store.ask(one, ("beta", "far"), owner="ada") for one in requests])
     ticker = Ticker(world, decide)
     before, cuts = far_side.logins(), 0
     deadline = time.monotonic() + 40
-    while time.monotonic() < deadline and not all(queue.find(world, job.job_id).is_over for job in jobs):
+    while time.monotonic() < deadline and not all(store.find(world, job.job_id).is_over for job in jobs):
         ticked = ticker.tick()
         assert ticked
         if not cuts and any(row.pool == FAR and row.state == "running" for row in ticked.jobs):
@@ -98,7 +97,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
             cuts = far_side.cut()
             assert cuts == 1
         time.sleep(0.2)
-    found = [queue.find(world, job.job_id) for job in jobs]
+    found = [store.find(world, job.job_id) for job in jobs]
     assert [job.state for job in found] == ["done"] * len(jobs), [job.tickets for job in found]
     assert far_side.logins() - before == 2
     proofs = [
@@ -111,5 +110,5 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
     sides = {"near": "beta", "far": "alpha", "moved": "alpha"}
     assert ran == Counter((job.job_id, sides[job.job_id.partition("-")[0]]) for job in jobs)
     # What the far runs had to say lies in the queue's own folder.
-    logs = [list((queue.root() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
+    logs = [list((store.root() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
     assert [len(one) for one in logs] == [0, 1, 1, 1, 1]

@@ -11,8 +11,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.place import types
-from pitools.place.dispatch import options, planner, reconcile, tick, tickets
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import options, planner, reconcile, store, tick, tickets
 from pitools.place.dispatch.journal import Entry, Job
 from pitools.site.schema import Partition, Site
 from tests.place.dispatch.fake_backends import SITES, Wait, World, snapshot
@@ -25,7 +24,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
     def make(seed: int, share: float) -> World:
         monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        made = World(queue.root(), seed, share)
+        made = World(store.root(), seed, share)
         write = reconcile.append
 
         def append(job: Job, entry: Entry) -> Job:

@@ -15,8 +15,7 @@ from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, Seen
 from pitools.place import types
 from pitools.place.clusters.snapshot import Snapshot
-from pitools.place.dispatch import status, tick
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import status, store, tick
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
 from pitools.slurm import records
@@ -173,5 +172,5 @@ def snapshot(site: Site, cluster: Cluster) -> Snapshot:
 
 def add(world: World, count: int) -> list[str]:
     request = Request(name="bc", command="true")
-    asked = [queue.ask(request, SITES, owner="ada") for _ in range(count)]
-    return [job.job_id for job in queue.add(world.place, asked)]
+    asked = [store.ask(request, SITES, owner="ada") for _ in range(count)]
+    return [job.job_id for job in store.add(world.place, asked)]

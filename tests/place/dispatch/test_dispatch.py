@@ -22,7 +22,7 @@ from pitools.launch import plan as planning
 from pitools.launch.request import Request, Topology
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import store
 from pitools.site.connect import client
 from pitools.site.load import load
 from pitools.site.schema import Site
@@ -122,7 +122,7 @@ def ran(tmp_path: Path) -> Counter[str]:
 
 
 def states(job_ids: list[str]) -> set[str]:
-    return {queue.find(queue.root(), job_id).state for job_id in job_ids}
+    return {store.find(store.root(), job_id).state for job_id in job_ids}
 
 
 def test_jobs_run_once_each_over_both_clusters(env: dict[str, str], tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_ticks_at_once_do_no_harm(env: dict[str, str], tmp_path: Path) -> None:
     assert any("another tick is at work" in text for text in said)
     drain(env)
     assert ran(tmp_path) == Counter([job_id])
-    assert len(queue.find(queue.root(), job_id).tickets) == 1
+    assert len(store.find(store.root(), job_id).tickets) == 1
 
 
 FAULTS = [(when, how) for when in ("before", "after") for how in ("exit 1", "sleep 60")]
@@ -210,7 +210,7 @@ def test_an_unanswered_submission_makes_one_run(unanswered: dict[tuple[str, str]
     """sbatch that queues the job, or not, and then fails or hangs: there is one run in the end."""
     folder = unanswered[when, how]
     assert (folder / "once").exists()
-    ((job,), _) = queue.jobs(folder / "place", done=True)
+    ((job,), _) = store.jobs(folder / "place", done=True)
     assert ran(folder) == Counter([job.job_id])
     # Where it was queued its ticket was found by its name; else it was taken back, and another made.
     assert len(job.tickets) == (1 if when == "after" else 2)
@@ -260,7 +260,7 @@ def test_a_job_that_is_put_back_may_start_anywhere(env: dict[str, str], tmp_path
     done = pit(env, "run", str(tmp_path / "tree.toml"), "--site", "alpha")
     job_id = json.loads(done.stdout)["job_id"]
     _until(lambda: pit(env, "tick").returncode == 0 and states([job_id]) == {"running"})
-    slurm, slurm_id = client(load("alpha")), queue.find(queue.root(), job_id).tickets[0].slurm_id
+    slurm, slurm_id = client(load("alpha")), store.find(store.root(), job_id).tickets[0].slurm_id
     slurm.requeue([slurm_id])
     _until(lambda: slurm.job(slurm_id)[0].state == "PENDING")
     assert "alpha08" in hostlist.expand(slurm.job(slurm_id)[0].excluded_nodes)

@@ -11,8 +11,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.request import Request
-from pitools.place.dispatch import options, planner, tickets
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import options, planner, store, tickets
 from pitools.place.dispatch.reconcile import Board
 from pitools.place.policy.decide import decide
 from pitools.place.policy.params import Policy
@@ -30,16 +29,16 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
     def make(free: int, **topologies: str) -> list[str]:
         asked = [
-            queue.ask(Request(name=name, command="true", time="1m", topology=by), ("a",), owner="ada")  # type: ignore[arg-type]
+            store.ask(Request(name=name, command="true", time="1m", topology=by), ("a",), owner="ada")  # type: ignore[arg-type]
             for name, by in topologies.items()
         ]
-        queue.add(queue.root(), asked)
-        decider = planner.Decider(partial(decide, policy=Policy()), queue.root())
+        store.add(store.root(), asked)
+        decider = planner.Decider(partial(decide, policy=Policy()), store.root())
         monkeypatch.setattr(decider._offers, "of", lambda job, seen: (OPTION,))
         running = [] if free else [(1e12, 2)]
         pool = Pool(pool="a/train", units=2, free=free, running=running, tickets=4)
         world = planner.World({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
-        wanted = decider.decide(Board(queue.root()), world)
+        wanted = decider.decide(Board(store.root()), world)
         assert all(isinstance(one, Place) for one in wanted.places)
         return sorted(one.job_id.partition("-")[0] for one in wanted.places)
 
@@ -62,9 +61,9 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
 ) -> None:
     """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    asked = [queue.ask(Request(name=name, command="true", time="1m"), ("a",), owner="ada") for name in ("bad", "good")]
-    queue.add(queue.root(), asked)
-    board, sent = Board(queue.root()), []
+    asked = [store.ask(Request(name=name, command="true", time="1m"), ("a",), owner="ada") for name in ("bad", "good")]
+    store.add(store.root(), asked)
+    board, sent = Board(store.root()), []
 
     class Hands:
         def submit(self, plan: object, site: Site, *, name: str) -> JobRef:

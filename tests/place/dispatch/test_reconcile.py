@@ -12,9 +12,7 @@ from pitools.core import timestamps
 from pitools.core.errors import NoSpace
 from pitools.launch.request import Request
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, Seen
-from pitools.place.dispatch import journal, status, tick
-from pitools.place.dispatch import reconcile as boards
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import journal, reconcile, status, store, tick
 from pitools.place.dispatch.reconcile import Board, settle
 from pitools.slurm.records import Job
 from pitools.slurm.states import UNKNOWN
@@ -26,8 +24,8 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     request = Request(name="bc", command="true")
-    queue.add(queue.root(), [queue.ask(request, ("alpha", "beta"), owner="ada")])
-    made = Board(queue.root())
+    store.add(store.root(), [store.ask(request, ("alpha", "beta"), owner="ada")])
+    made = Board(store.root())
     (job,) = made.jobs.values()
     job, ticket = made.intend(job.job_id, "alpha/train", "")
     made.note(job, "submitted", ticket.n, slurm_id="7")
@@ -53,13 +51,13 @@ def test_who_had_leave_and_is_unknown_does_not_run_again(
     board: Board, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """Without accounting it may have run to its end: the job stays in doubt until somebody answers for it."""
-    monkeypatch.setattr(boards, "ORPHAN_S", -1.0)
+    monkeypatch.setattr(reconcile, "ORPHAN_S", -1.0)
     for _ in range(3):
         job = look(board, Seen(state, "7", "run.7"))
         assert [ticket.is_live for ticket in job.tickets] == [True]
     assert row(board).state == "in-doubt"
     assert "pit place cancel --lost" in row(board).why
-    queue.mark(job, "lost.1")
+    store.mark(job, "lost.1")
     again = Board(board.place)
     tick._give_up_lost(again, ())
     assert [ticket.state for one in again.jobs.values() for ticket in one.tickets] == ["void"]
@@ -69,7 +67,7 @@ def test_what_a_crash_forgot_runs_again(board: Board, monkeypatch: pytest.Monkey
     """Where accounting answers, and has never heard of its end, slurmctld lost it: after a while it counts as ended."""
     forgotten = Seen(FORGOTTEN, "7", "run.7")
     assert look(board, Seen(UNKNOWN, "7", "run.7")).tickets[0].unknown
-    monkeypatch.setattr(boards, "ORPHAN_S", -1.0)
+    monkeypatch.setattr(reconcile, "ORPHAN_S", -1.0)
     assert look(board, forgotten).tickets[0].is_live  # so long it has to stay so, from when accounting has answered
     assert look(board, forgotten).tickets[0].state == "void"
 
@@ -106,7 +104,7 @@ def test_a_disk_that_fills_within_a_line(board: Board, monkeypatch: pytest.Monke
             board.intend(job.job_id, "beta/train", "")
     assert len(board.jobs[job.job_id].tickets) == 1
     board.intend(job.job_id, "beta/train", "")
-    assert [ticket.pool for ticket in queue.find(board.place, job.job_id).tickets] == ["alpha/train", "beta/train"]
+    assert [ticket.pool for ticket in store.find(board.place, job.job_id).tickets] == ["alpha/train", "beta/train"]
 
 
 def test_what_ran_after_it_was_given_up_is_kept(board: Board) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.launch.request import Request
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import store
 from pitools.place.dispatch.journal import Entry, Queued, What, append
 from pitools.place.dispatch.runtime_history import FEW, Expectations
 from pitools.place.types import Option
@@ -20,21 +20,21 @@ OPTION = Option(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    return queue.root()
+    return store.root()
 
 
 def asked(name: str = "bc", owner: str = "ada") -> Queued:
-    return queue.ask(Request(name=name, command="true", time="10h"), ("x",), owner=owner)
+    return store.ask(Request(name=name, command="true", time="10h"), ("x",), owner=owner)
 
 
 def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> None:
     """So many jobs that ran so long there."""
-    for job in queue.add(place, [asked() for _ in range(count)]):
+    for job in store.add(place, [asked() for _ in range(count)]):
         began = datetime.now(UTC) - timedelta(days=1)
         for what, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
             t = timestamps.text(began + timedelta(seconds=after_s))
             append(job, Entry(t=t, what=What(what), n=1, pool=pool, state=state))
-        queue.close(place, job)
+        store.close(place, job)
 
 
 def test_a_kind_is_expected_to_run_as_it_ran(place: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.launch.request import Request
-from pitools.place.dispatch import options, status
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import options, status, store
 from pitools.place.dispatch.journal import Entry, Job, What, append, fold
 from pitools.site.schema import Defaults, Partition, Site
 
@@ -26,12 +25,12 @@ REQUEST = Request(name="bc", command="true", tier="high")
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    return queue.root()
+    return store.root()
 
 
 @pytest.fixture
 def job(place: Path) -> Job:
-    (job,) = queue.add(place, [queue.ask(REQUEST, ("alpha", "beta"), owner="ada")])
+    (job,) = store.add(place, [store.ask(REQUEST, ("alpha", "beta"), owner="ada")])
     return job
 
 
@@ -50,9 +49,9 @@ def states(job: Job, *whats: Entry) -> list[str]:
 
 def test_a_job_is_read_as_it_was_put_in(place: Path, job: Job) -> None:
     """What is asked for survives, and nobody else may read it."""
-    (found,), broken = queue.jobs(place)
+    (found,), broken = store.jobs(place)
     assert (found.asked, found.state, broken) == (job.asked, "queued", [])
-    assert queue.find(place, job.job_id).asked.request == REQUEST
+    assert store.find(place, job.job_id).asked.request == REQUEST
     assert place.stat().st_mode & 0o077 == 0
 
 
@@ -62,7 +61,7 @@ def test_a_queue_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "open"))
     with pytest.raises(ClusterError, match="others can write"):
-        queue.root()
+        store.root()
 
 
 def test_state_follows_from_the_journal(job: Job) -> None:
@@ -80,17 +79,17 @@ def test_a_line_cut_short_was_never_acted_on(job: Job) -> None:
     with (job.path / "journal.jsonl").open("ab") as file:
         file.write(b'{"schema":"pit.place-entry/1","t":"x","wh')
     place = job.path.parent.parent
-    assert queue.find(place, job.job_id).tickets == job.tickets
-    job = append(queue.find(place, job.job_id), entry("submitted", slurm_id="7"))
-    assert queue.find(place, job.job_id).tickets == job.tickets
+    assert store.find(place, job.job_id).tickets == job.tickets
+    job = append(store.find(place, job.job_id), entry("submitted", slurm_id="7"))
+    assert store.find(place, job.job_id).tickets == job.tickets
     assert [ticket.slurm_id for ticket in job.tickets] == ["7"]
 
 
 def test_one_broken_job_hides_no_other(place: Path, job: Job) -> None:
     """A damaged journal is told, and the others are served."""
-    (other,) = queue.add(place, [queue.ask(REQUEST, ("alpha",), owner="ada")])
+    (other,) = store.add(place, [store.ask(REQUEST, ("alpha",), owner="ada")])
     (other.path / "journal.jsonl").write_text("garbage\n")
-    found, broken = queue.jobs(place)
+    found, broken = store.jobs(place)
     assert [one.job_id for one in found] == [job.job_id]
     assert isinstance(broken[0], DataError)
     assert other.job_id in str(broken[0])
@@ -99,46 +98,46 @@ def test_one_broken_job_hides_no_other(place: Path, job: Job) -> None:
 def test_what_is_over_is_put_away_and_still_found(place: Path, job: Job) -> None:
     """A job that is over leaves the folder that every tick reads."""
     job = append(job, entry("cancelled", 0))
-    queue.close(place, job)
-    assert queue.jobs(place) == ([], [])
-    assert queue.find(place, job.job_id).state == "withdrawn"
+    store.close(place, job)
+    assert store.jobs(place) == ([], [])
+    assert store.find(place, job.job_id).state == "withdrawn"
     with pytest.raises(UsageError, match="is over"):
-        queue.mark(job, "cancel")
+        store.mark(job, "cancel")
 
 
 def test_what_has_long_been_over_is_removed(place: Path) -> None:
     """Of jobs that were put away those go that ended KEEP_S ago; one that ended now stays, and what is no job, too."""
     made = {}
     for name, (submitted, ended_days) in {"old": ("20200101", 31), "late": ("20200101", 29), "new": ("", 40)}.items():
-        asked = queue.ask(REQUEST, ("alpha",), owner="ada")
+        asked = store.ask(REQUEST, ("alpha",), owner="ada")
         if submitted:
             asked = msgspec.structs.replace(asked, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
-        (job,) = queue.add(place, [asked])
-        queue.close(place, append(job, entry("cancelled", 0)))
+        (job,) = store.add(place, [asked])
+        store.close(place, append(job, entry("cancelled", 0)))
         made[name] = job.job_id
         ended_s = time.time() - ended_days * 86400
         os.utime(place / "done" / job.job_id / "journal.jsonl", (ended_s, ended_s))
     (place / "done" / "notes").write_text("")
     half = place / "done" / "bc-20200101-000000-ffffff"  # a removal that was killed
     half.mkdir()
-    queue.prune(place)
+    store.prune(place)
     left = {path.name for path in (place / "done").iterdir()}
     assert left == {made["late"], made["new"], "notes"}
-    assert [name for _, name in queue.over(place)] == ["notes", made["late"], made["new"]]
+    assert [name for _, name in store.over(place)] == ["notes", made["late"], made["new"]]
 
 
 def test_names_that_are_no_job_are_refused(place: Path) -> None:
     """An id is never taken for a path."""
     for name in ("../jobs", "..", "", "a/b", "UPPER"):
         with pytest.raises(UsageError, match="no job"):
-            queue.find(place, name)
+            store.find(place, name)
 
 
 def test_the_lock_is_one_ticks_alone(place: Path) -> None:
     """A second tick is told so, and the lock ends with its holder."""
-    with queue.locked(place) as first, queue.locked(place) as second:
+    with store.locked(place) as first, store.locked(place) as second:
         assert (first, second) == (True, False)
-    with queue.locked(place) as third:
+    with store.locked(place) as third:
         assert third
 
 
@@ -146,10 +145,10 @@ def test_a_killed_tick_leaves_no_lock(place: Path) -> None:
     """The kernel frees the lock on any death."""
     child = os.fork()
     if not child:
-        with queue.locked(place):
+        with store.locked(place):
             os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
-    with queue.locked(place) as free:
+    with store.locked(place) as free:
         assert free
 
 
@@ -169,7 +168,7 @@ def test_what_is_no_job_stops_nobody(place: Path, job: Job) -> None:
     (place / "jobs" / "gone").symlink_to("nowhere")
     (place / "jobs" / "other").mkdir()
     (place / "jobs" / "other" / "job.json").mkdir()
-    found, broken = queue.jobs(place)
+    found, broken = store.jobs(place)
     assert [one.job_id for one in found] == [job.job_id]
     assert sorted(error.where.rpartition("jobs/")[2] for error in broken) == ["notes/job.json", "other/job.json"]
 

@@ -15,8 +15,7 @@ from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.place import types
 from pitools.place.clusters import local_history
-from pitools.place.dispatch import reconcile, status, tick, tickets, watch
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import reconcile, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import Job, Ticket
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
@@ -42,10 +41,10 @@ def test_every_job_runs_once_whatever_happens(world: Callable[..., World], wait:
         for cluster in made.clusters.values():
             cluster.step()
     assert made.ran == Counter(job_ids)
-    assert {queue.find(made.place, job_id).state for job_id in job_ids} == {"done"}
+    assert {store.find(made.place, job_id).state for job_id in job_ids} == {"done"}
     # Nothing of ours is left in any queue, and nothing in the folder that every tick reads.
     assert all(state not in ("PENDING", "RUNNING") for one in made.clusters.values() for _, state in one.jobs.values())
-    assert queue.jobs(made.place) == ([], [])
+    assert store.jobs(made.place) == ([], [])
 
 
 def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., World]) -> None:
@@ -65,7 +64,7 @@ def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., Worl
     assert "alpha" in ticked.jobs[0].why
     assert isinstance(ticked.faults["alpha"], PitError)
     assert [one.jobs for one in made.clusters.values()][1:] == [{}, {}]
-    queue.mark(queue.find(made.place, job_id), "lost.1")
+    store.mark(store.find(made.place, job_id), "lost.1")
     made.tick()
     made.tick()
     assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{job_id}.2"]
@@ -118,10 +117,10 @@ def test_a_withdrawn_job_leaves_every_queue(world: Callable[..., World]) -> None
                 cluster.words[job[0]], job[1] = grant.word(job_id), "RUNNING"
     made.tick()
     for job_id in (waiting, running):
-        queue.mark(queue.find(made.place, job_id), "cancel")
+        store.mark(store.find(made.place, job_id), "cancel")
     for _ in range(4):
         made.tick()
-    assert {queue.find(made.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
+    assert {store.find(made.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
     states = {state for one in made.clusters.values() for _, state in one.jobs.values()}
     assert states == {"CANCELLED"}
 
@@ -130,7 +129,7 @@ def test_another_tick_at_work_is_told(world: Callable[..., World]) -> None:
     """The second tick does nothing, and what it shows is the queue as it is."""
     made = world(2, 0.0)
     (job_id,) = add(made, 1)
-    with queue.locked(made.place):
+    with store.locked(made.place):
         assert made.tick() is None
     assert [row.job_id for row in watch.look(made.place).jobs] == [job_id]
 
@@ -223,7 +222,7 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     made.tick()
     for job_id_there, job in made.clusters["alpha"].jobs.items():
         made.clusters["alpha"].words[job[0]], job[1] = grant.word(job_id_there), "RUNNING"
-    queue.mark(queue.find(made.place, other), "cancel")
+    store.mark(store.find(made.place, other), "cancel")
     made.tick()
     noted = {site: local_history.waits(site) for site in ("alpha", "beta")}
     began, ended = noted["alpha"]

@@ -9,9 +9,7 @@ import pytest
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import FORGOTTEN, Seen
 from pitools.place import types
-from pitools.place.dispatch import reconcile as boards
-from pitools.place.dispatch import status, tick
-from pitools.place.dispatch import store as queue
+from pitools.place.dispatch import reconcile, status, store, tick
 from tests.place.dispatch.fake_backends import Killed, Wait, World, add
 
 
@@ -44,14 +42,14 @@ def test_a_mark_that_its_site_answered_is_void(world: Callable[..., World], is_s
         made.tick()
     alpha.is_dark = True
     made.tick()
-    queue.mark(queue.find(made.place, job_id), "lost.1")
+    store.mark(store.find(made.place, job_id), "lost.1")
     alpha.is_dark = False
     made.tick()
-    assert queue.find(made.place, job_id).state == "running"
+    assert store.find(made.place, job_id).state == "running"
     for _ in range(3):
         alpha.is_dark = True
         made.tick()
-    assert (beta.jobs, queue.find(made.place, job_id).lost) == ({}, frozenset())
+    assert (beta.jobs, store.find(made.place, job_id).lost) == ({}, frozenset())
     assert [state for _, state in alpha.jobs.values()] == ["RUNNING"]
 
 
@@ -65,21 +63,21 @@ def test_a_mark_is_void_before_the_answer_is_written(
     (job_id,) = add(made, 1)
     made.tick()
     start(made)
-    queue.mark(queue.find(made.place, job_id), "lost.1")
-    write = boards.append
+    store.mark(store.find(made.place, job_id), "lost.1")
+    write = reconcile.append
 
     def killed(*given: object) -> None:
         write(*given)  # type: ignore[arg-type]
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(boards, "append", killed)
+        patch.setattr(reconcile, "append", killed)
         assert made.tick() is None
     alpha.is_dark = True
     made.tick()
     made.tick()
     assert made.clusters["beta"].jobs == {}
-    assert queue.find(made.place, job_id).state == "running"
+    assert store.find(made.place, job_id).state == "running"
 
 
 def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +90,9 @@ def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], mon
     start(made)
     made.tick()
     alpha.jobs.clear()
-    queue.mark(queue.find(made.place, job_id), "lost.1")
+    store.mark(store.find(made.place, job_id), "lost.1")
     made.tick()
-    assert queue.find(made.place, job_id).tickets[0].state == "void"
+    assert store.find(made.place, job_id).tickets[0].state == "void"
 
 
 @pytest.mark.parametrize("up_s", [0.0, 10.0, 3600.0])
@@ -177,9 +175,9 @@ def test_a_silence_is_no_time_in_which_nodes_were_asked(world: Callable[..., Wor
     made.tick()
     alpha.is_dark = True
     made.tick()
-    wait(boards.ORPHAN_S * 10)
+    wait(reconcile.ORPHAN_S * 10)
     alpha.is_dark = False
-    for is_live, then_s in ((True, boards.ORPHAN_S / 2), (True, boards.ORPHAN_S), (False, 0.0)):
+    for is_live, then_s in ((True, reconcile.ORPHAN_S / 2), (True, reconcile.ORPHAN_S), (False, 0.0)):
         made.tick()
-        assert queue.find(made.place, job_id).tickets[0].is_live is is_live
+        assert store.find(made.place, job_id).tickets[0].is_live is is_live
         wait(then_s)
