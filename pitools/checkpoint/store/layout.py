@@ -5,12 +5,12 @@
     step_<n>/                   a checkpoint after n steps: appears whole, by one rename, and is never changed
         payload/                what the framework wrote
         manifest.json           pit.checkpoint/1: written last
-    latest -> step_<n>          for people and scripts; we ourselves look (`find.py`)
+    latest -> step_<n>          for people and scripts; we ourselves look (`lookup.py`)
     quarantine/step_<n>.<stamp>/    a bad one and reason.json (`quarantine.py`)
     .step_<n>.<token>/          being saved, or left by a save that was killed
     .old.step_<n>.<token>/      being removed
-    .unread.step_<n>            why a run went on from an older one than step_<n> (`unread.py`)
-    .writer                     flock of the one process that saves here (`held.py`)
+    .unread.step_<n>            why a run went on from an older one than step_<n> (`unreadable.py`)
+    .writer                     flock of the one process that saves here (`locks.py`)
 """
 
 from __future__ import annotations

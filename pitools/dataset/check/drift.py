@@ -25,7 +25,7 @@ from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statis
 
 # Few episodes differ from others by nature, and of few it is not known by how much: a bound is wider by the first, over
 # the root of the number of new episodes, and by the second, over the root of the parent's.
-# Chosen so that at most one healthy append in a hundred is refused: perf/bench_dataset_drift.py.
+# Chosen so that at most one healthy append in a hundred is refused: perf/dataset/bench_drift.py.
 _FEW_MEAN, _FEW_WIDE, _FEW_NARROW, _FEW_RANGE, _FEW_GREY, _FEW = (3, 12), (2, 12), (12, 4), (0, 7), (1, 0.5), (2.3, 0.5)
 # A column that rests in fewer episodes than the first, or hardly moves in fewer than the second, says nothing; nor does
 # it say where values may be, if it is the parent that has so few.

@@ -1,7 +1,7 @@
 """Several datasets in one sequence, each as often as its weight says.
 
     position ──cycle of turns──▶ dataset, its own position ──its own order──▶ sample
-               apportion.py
+               weighted_turns.py
 
 No position is counted up to: any is found as fast as the first, in any process, so the sequence is the same for every
 number of ranks and resumes at a number.

@@ -1,4 +1,4 @@
-"""What the queue notes of its tickets' waits, for those that come after: see sites/history.py.
+"""What the queue notes of its tickets' waits, for those that come after: see clusters/local_history.py.
 
 It is told from what the tick knows anyway, and asks nobody. What cannot be noted is not: no job waits for that.
 """

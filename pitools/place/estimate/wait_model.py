@@ -150,7 +150,7 @@ def calibrate(raw_s: float, features: Mapping[str, float], noted: Sequence[Line]
 def joined(learnt: Quantiles, others: Sequence[float]) -> Quantiles:
     """Our quantiles and those of how long others waited lately, made one: half-way between both, as factors.
 
-    Neither knows what the other does; together they lose a fifth less than the better one (perf/bench_place_wait.py).
+    Neither knows what the other does; together they lose a fifth less than the better one (perf/place/bench_wait.py).
     The lower quantile stays where it is, unless others waited less: whoever did not wait is not among the others.
     """
     low, middle, high = (
