@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.core.record import Record
 from pitools.place.clusters import cache
-from pitools.place.clusters.parallel import gather
 
 
 class Said(Record, frozen=True, kw_only=True, tag="test.said/1"):
@@ -197,39 +195,6 @@ def test_where_nothing_can_be_kept_each_asks_for_itself(monkeypatch: pytest.Monk
     for n in (1, 2):
         assert cache.get("a", Said, lambda _, n=n: Said(n=n), max_age_s=60, timeout_s=5) == Said(n=n)
     assert (cache.failures("a"), cache.kept("a", Said, max_age_s=60)) == (0, None)
-
-
-def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
-    """The answers are in the order of the questions; who is silent at the deadline holds nobody up."""
-
-    def raises(left_s: float) -> float:
-        raise ClusterError("no")
-
-    said = gather(
-        {"a": lambda _: time.sleep(60) or 9.0, "b": lambda left_s: left_s, "c": raises,
-         "d": lambda _: time.sleep(0.1) or 7.0}, 2.0,
-    )  # fmt: skip
-    assert list(said) == ["a", "b", "c", "d"]
-    assert isinstance(said["a"], Unreachable)
-    assert isinstance(said["c"], ClusterError)
-    assert said["d"] == 7.0
-    assert 0 <= said["b"] <= 2.0
-
-
-@pytest.mark.parametrize("error", [ValueError("int too long"), OSError(5, "input/output error"), RecursionError()])
-def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
-    """Whatever it is, at once: the others' answers are there, and nobody waits for the deadline."""
-
-    def raises(left_s: float) -> str:
-        raise error
-
-    said: dict[str, object] = {}
-    asking = threading.Thread(target=lambda: said.update(gather({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True)
-    asking.start()
-    asking.join(60)
-    assert isinstance(said["a"], ClusterError)
-    assert said["a"].where == "a"
-    assert said["b"] == "b"
 
 
 def test_what_is_kept_is_had_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:

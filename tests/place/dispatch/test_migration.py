@@ -1,14 +1,7 @@
-"""Tickets that wait in the wrong queue, and sites that are asked at once."""
+"""Tickets that wait in the wrong queue."""
 
 from __future__ import annotations
 
-import threading
-import time
-
-import pytest
-
-from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.place.clusters.parallel import Asking
 from pitools.place.dispatch.migration import moves, seated
 from pitools.place.types import Job, Option, Pool, Ticket
 
@@ -55,53 +48,3 @@ def test_seats_are_given_in_order() -> None:
     ours = [Ticket(job_id=name, pool="a", placed_s=0.0) for name in "xyz"]
     assert seated(pool("a", 2), jobs, ours) == (0, 1)
     assert seated(pool("b", 2), jobs, ours) == (2, 0)
-
-
-def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(Asking, "patience_s", 1.0)
-    wake, asked = threading.Event(), list[threading.Thread]()
-
-    def slow(left_s: float) -> str:
-        asked.append(threading.current_thread())
-        wake.wait(50)  # whoever waits for it to the deadline has its answer
-        return "late"
-
-    def refuses(left_s: float) -> str:
-        raise Unreachable("connection refused")
-
-    asking: Asking[str] = Asking()
-    questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
-    for _ in range(3):
-        said = {name: answer.said for name, answer in asking.ask(questions, 60.0).items()}
-        assert said["fast"] == "at once"
-        assert isinstance(said["slow"], PitError)
-        assert isinstance(said["dark"], Unreachable)
-    wake.set()
-    asked[0].join(60)
-    assert asking.ask(questions, 60.0)["slow"].said == "late"
-    assert len(asked) == 1
-
-
-def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else is made to wait by it; and no longer."""
-    monkeypatch.setattr(Asking, "patience_s", 0.0)
-    asking: Asking[bool] = Asking()
-    assert asking.ask({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].said is True
-    wake = threading.Event()
-    assert isinstance(asking.ask({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].said, Unreachable)
-    wake.set()
-
-
-def test_a_question_that_breaks_is_asked_again() -> None:
-    """What nobody thought of is the site's fault for this round, and not for ever."""
-    asking: Asking[str] = Asking()
-    said: list[str] = []
-
-    def breaks(left_s: float) -> str:
-        said.append(f"{left_s:.0f}")
-        return str(["well"][1 if len(said) == 1 else 0])
-
-    assert isinstance(asking.ask({"odd": breaks}, 5.0)["odd"].said, ClusterError)
-    assert asking.ask({"odd": breaks}, 7.0)["odd"].said == "well"
-    assert said == ["5", "7"]

@@ -1,0 +1,94 @@
+"""Questions to many sites at once: one round of them, and rounds that repeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.place.clusters.parallel import Asking, gather
+
+
+def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
+    """The answers are in the order of the questions; who is silent at the deadline holds nobody up."""
+
+    def raises(left_s: float) -> float:
+        raise ClusterError("no")
+
+    said = gather(
+        {"a": lambda _: time.sleep(60) or 9.0, "b": lambda left_s: left_s, "c": raises,
+         "d": lambda _: time.sleep(0.1) or 7.0}, 2.0,
+    )  # fmt: skip
+    assert list(said) == ["a", "b", "c", "d"]
+    assert isinstance(said["a"], Unreachable)
+    assert isinstance(said["c"], ClusterError)
+    assert said["d"] == 7.0
+    assert 0 <= said["b"] <= 2.0
+
+
+@pytest.mark.parametrize("error", [ValueError("int too long"), OSError(5, "input/output error"), RecursionError()])
+def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
+    """Whatever it is, at once: the others' answers are there, and nobody waits for the deadline."""
+
+    def raises(left_s: float) -> str:
+        raise error
+
+    said: dict[str, object] = {}
+    asking = threading.Thread(target=lambda: said.update(gather({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True)
+    asking.start()
+    asking.join(60)
+    assert isinstance(said["a"], ClusterError)
+    assert said["a"].where == "a"
+    assert said["b"] == "b"
+
+
+def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
+    monkeypatch.setattr(Asking, "patience_s", 1.0)
+    wake, asked = threading.Event(), list[threading.Thread]()
+
+    def slow(left_s: float) -> str:
+        asked.append(threading.current_thread())
+        wake.wait(50)  # whoever waits for it to the deadline has its answer
+        return "late"
+
+    def refuses(left_s: float) -> str:
+        raise Unreachable("connection refused")
+
+    asking: Asking[str] = Asking()
+    questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
+    for _ in range(3):
+        said = {name: answer.said for name, answer in asking.ask(questions, 60.0).items()}
+        assert said["fast"] == "at once"
+        assert isinstance(said["slow"], PitError)
+        assert isinstance(said["dark"], Unreachable)
+    wake.set()
+    asked[0].join(60)
+    assert asking.ask(questions, 60.0)["slow"].said == "late"
+    assert len(asked) == 1
+
+
+def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is made to wait by it; and no longer."""
+    monkeypatch.setattr(Asking, "patience_s", 0.0)
+    asking: Asking[bool] = Asking()
+    assert asking.ask({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].said is True
+    wake = threading.Event()
+    assert isinstance(asking.ask({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].said, Unreachable)
+    wake.set()
+
+
+def test_a_question_that_breaks_is_asked_again() -> None:
+    """What nobody thought of is the site's fault for this round, and not for ever."""
+    asking: Asking[str] = Asking()
+    said: list[str] = []
+
+    def breaks(left_s: float) -> str:
+        said.append(f"{left_s:.0f}")
+        return str(["well"][1 if len(said) == 1 else 0])
+
+    assert isinstance(asking.ask({"odd": breaks}, 5.0)["odd"].said, ClusterError)
+    assert asking.ask({"odd": breaks}, 7.0)["odd"].said == "well"
+    assert said == ["5", "7"]
