@@ -14,8 +14,8 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import build, contents, RUN, MODEL
-from pitools.checkpoint import tier_copy as drain
-from pitools.checkpoint.store import lookup as find, layout, quarantine, retention as retain, publish as seal
+from pitools.checkpoint import tier_copy
+from pitools.checkpoint.store import publish, quarantine, retention
 
 def dying(call, left):
     def instead(*args, **more):
@@ -27,15 +27,15 @@ def dying(call, left):
 
 def save(folder, step):
     place = build(folder, step, contents(step))
-    seal.publish(folder, place, step, format="files", run=RUN, model=MODEL, world_size=1)
+    publish.publish(folder, place, step, format="files", run=RUN, model=MODEL, world_size=1)
 
 def one_step(folder):
     if sys.argv[3] == "save":
         save(folder, 9)
     elif sys.argv[3] == "prune":
-        retain.prune(folder, 1)
+        retention.prune(folder, 1)
     elif sys.argv[3] == "drain":
-        drain.drain(folder / "step_6", folder / "shared")
+        tier_copy.drain(folder / "step_6", folder / "shared")
     else:
         quarantine.put(folder / "step_6", ())
 

@@ -13,15 +13,15 @@ import platform
 import sys
 from pathlib import Path
 from pitools.checkpoint.checkpointer import Guard
-from tests.checkpoint.adapters import rank_process as ranks
+from tests.checkpoint.adapters import rank_process
 
 what, framework, *folders = sys.argv[1:]
 if framework == "jax":
     from pitools.checkpoint.adapters.orbax_adapter import Orbax as Adapter
-    state, check = ranks.jax_state, ranks.check_jax
+    state, check = rank_process.jax_state, rank_process.check_jax
 else:
     from pitools.checkpoint.adapters.dcp_adapter import Dcp as Adapter
-    state, check = ranks.torch_state, ranks.check_torch
+    state, check = rank_process.torch_state, rank_process.check_torch
 for folder in folders:
     with Guard(Path(folder), Adapter(), run="r") as guard:
         if what == "save":

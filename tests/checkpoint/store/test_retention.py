@@ -19,8 +19,8 @@ from tests.checkpoint.conftest import Save, build, contents, protected
 HOLD = """
 import sys, time
 from pathlib import Path
-from pitools.checkpoint.store import locks as held
-with getattr(held, sys.argv[1])(Path(sys.argv[2])):
+from pitools.checkpoint.store import locks
+with getattr(locks, sys.argv[1])(Path(sys.argv[2])):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -33,8 +33,8 @@ import os, signal, sys
 from pathlib import Path
 from pitools.dataset.ingest.ingest import ingest
 import pitools.dataset.ingest.shard_worker
-from pitools.dataset.ingest import chunking as grid
-grid.SHARD_BYTES = 4096
+from pitools.dataset.ingest import chunking
+chunking.SHARD_BYTES = 4096
 source, root, parent = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None
 
 def dying(call, left):
