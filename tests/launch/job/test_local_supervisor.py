@@ -23,6 +23,7 @@ from pitools.core.errors import ClusterError, NoSpace, ToolMissing, TryLater
 from pitools.launch import exit_codes
 from pitools.launch import plan as planning
 from pitools.launch.diagnosis import unstarted_jobs
+from pitools.launch.job import local_supervisor
 from pitools.launch.monitor import status
 from pitools.launch.recovery.resume import resume
 from pitools.launch.request import Retry
@@ -171,8 +172,8 @@ def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_
     run_dir.mkdir()
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
     text = (
-        "import sys; from pathlib import Path; from pitools.launch.submission import local_process; "
-        "local_process.GRACE_S = 1.0; sys.exit(local_process.supervise(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from pitools.launch.job import local_supervisor; "
+        "local_supervisor.local_process.GRACE_S = 1.0; sys.exit(local_supervisor.supervise(Path(sys.argv[1])))"
     )
     done = subprocesses.run([sys.executable, "-c", text, str(run_dir)], timeout_s=40, env={"PIT_PORTS": "22200-22327"})
     assert done.code == 143
@@ -276,8 +277,8 @@ def test_whoever_was_killed_while_starting_it_starts_no_second(
     assert resume(run_dir, site, force=True).action == "left"
     (run_dir / local_process.STARTING).unlink(missing_ok=True)
     monkeypatch.setattr(local_process, "HANDOVER_S", 0.0)
-    monkeypatch.setattr(local_process, "_Stopper", lambda _: None)  # whose signals are this process's
-    assert local_process.supervise(run_dir) == 75  # one that came all the same does nothing
+    monkeypatch.setattr(local_supervisor, "_Stopper", lambda _: None)  # whose signals are this process's
+    assert local_supervisor.supervise(run_dir) == 75  # one that came all the same does nothing
     local_process.cancel(named)
     free(run_dir)
     assert len(run_folder.attempts(run_dir)) == 2
@@ -374,13 +375,14 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
     """Runs an attempt of one rank that never ends, with this in the place of the hang watch: exit code and rank."""
 
     def run(due: Callable[[], Hang]) -> tuple[int, int]:
-        monkeypatch.setattr(local_process, "_HANDLED", ())  # whose signals are this process's
-        stopper, looker = local_process._Stopper(60.0), SimpleNamespace(due=due)
-        monkeypatch.setattr(local_process, "_stage", lambda *_: 0)
-        monkeypatch.setattr(local_process, "_ranks", lambda *_: local_process._wait(stopper, tmp_path, looker=looker))  # type: ignore[arg-type]
+        monkeypatch.setattr(local_process, "HANDLED_SIGNALS", ())  # whose signals are this process's
+        stopper, looker = local_supervisor._Stopper(60.0), SimpleNamespace(due=due)
+        monkeypatch.setattr(local_supervisor, "_stage", lambda *_: 0)
+        wait = local_supervisor._wait
+        monkeypatch.setattr(local_supervisor, "_ranks", lambda *_: wait(stopper, tmp_path, looker=looker))  # type: ignore[arg-type]
         stopper.children = [subprocess.Popen(["sleep", "931"], start_new_session=True)]
         try:
-            code = local_process._run(None, tmp_path, tmp_path, stopper)  # type: ignore[arg-type]
+            code = local_supervisor._run(None, tmp_path, tmp_path, stopper)  # type: ignore[arg-type]
         except OSError as error:
             code = error.errno or 0
         return code, stopper.children[0].wait(10)
