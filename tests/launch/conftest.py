@@ -21,7 +21,7 @@ from pitools.launch.probes import unreachable_nodes
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, requeue_hold, slurm_query
 from pitools.launch.request import Request
-from pitools.launch.submission import exactly_once, submissions
+from pitools.launch.submission import exactly_once, next_job, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Start
 from pitools.site import dialect, load
@@ -134,6 +134,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(slurm_cache, "ask", made.ask)
     monkeypatch.setattr(slurm_query, "client", lambda site: made)
     monkeypatch.setattr(apply_decision, "client", lambda site: made)
+    monkeypatch.setattr(next_job, "client", lambda site: made)
     monkeypatch.setattr(requeue_hold, "client", lambda site: made)
     monkeypatch.setattr(unreachable_nodes, "call", lambda *_, **__: Completed((), 0, made.nodes_text, ""))
     monkeypatch.setattr(exactly_once, "send", made.send)

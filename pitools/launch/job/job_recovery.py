@@ -61,11 +61,12 @@ def stop(job: Job, kind: records.Kind, reason: str = "") -> None:
 def finish(job: Job, number: int) -> None:
     """Submit the run's job of this number, which somebody began to submit. Raises what submitting raises."""
     from pitools.launch.recovery import apply_decision
+    from pitools.launch.submission import next_job
 
     plan = load_plan(job.run_dir)
     site = site_of(plan, job)
     if site.recover.submit_from == "node" and site.recover.chain != "none":
-        apply_decision.send(job.run_dir, plan, apply_decision.as_seen_here(site), number=number, patience_s=_ASK_S)
+        next_job.send(job.run_dir, plan, apply_decision.as_seen_here(site), number=number, patience_s=_ASK_S)
 
 
 def site_of(plan: Plan, job: Job) -> Site:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,12 +22,11 @@ from pitools.core.locks import held
 from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy, slurm_query
-from pitools.launch.submission import exactly_once, exclusions, grant, local_process, submissions
+from pitools.launch.submission import exclusions, grant, local_process, next_job, submissions
 from pitools.run import cancel_request, run_folder
 from pitools.run.attempt_records import Cause, Decision, Kind, Start, Verdict, VerdictCode
 from pitools.site.connect import client
 from pitools.site.schema import Reach, Site
-from pitools.slurm.errors import SlurmReason, SlurmRefused
 
 LOCK = ".lock"
 # What a verdict says of what a command asked for; of a failure its cause says it.
@@ -38,7 +36,6 @@ REASONS: dict[VerdictCode, str] = {
     "moved": "moved to {site} as {run}, with {steps} steps",
 }
 _LOCK_WAIT_S = 20.0
-PATIENCE_S = 60.0
 
 
 def settle(run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision) -> Decision:
@@ -74,7 +71,7 @@ def _job_of(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
 
 def act(
     run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision, *, in_job: bool,
-    after: run_folder.JobRef | None, patience_s: float = PATIENCE_S,
+    after: run_folder.JobRef | None, patience_s: float = next_job.PATIENCE_S,
 ) -> Decision:  # fmt: skip
     """The same for a caller that has the run's lock.
 
@@ -128,7 +125,7 @@ def _next_job(
         _take_leave(run_dir, old, cause)
     # By its number: whoever comes to the same decision elsewhere, where no lock keeps us apart, sends the same job.
     number = old.number + 1 if old else None
-    sent = send(run_dir, plan, site, number=number, wait_s=decided.wait_s, patience_s=patience_s)
+    sent = next_job.send(run_dir, plan, site, number=number, wait_s=decided.wait_s, patience_s=patience_s)
     if verdict(run_dir) or cancel_request.read(run_dir):  # in between: who did that may not have seen the job
         with contextlib.suppress(PitError):
             client(site).cancel([sent.job_id])
@@ -170,29 +167,6 @@ def _no_leave(at: Path, word: str = grant.NO) -> None:
     with contextlib.suppress(OSError):
         building.symlink_to(word)
         os.replace(building, at / grant.LINK)
-
-
-def send(
-    run_dir: Path, plan: Plan, site: Site, *, number: int | None = None, wait_s: float = 0.0,
-    patience_s: float | None = PATIENCE_S, args: Sequence[str] = (),
-) -> run_folder.JobRef:  # fmt: skip
-    """Submit the run's next job, exactly once, or finish the submission that was begun. Raises what `once` raises.
-
-    number: which it is. wait_s: the job is not to begin before. patience_s: with a Slurm that is busy or silent. args:
-    more flags of sbatch's.
-    """
-    later = (f"--begin=now+{round(wait_s)}",) if wait_s >= 1 else ()
-    runs = run_dir.parent
-    kept_out = exclusions.args(runs, site, plan)
-    try:
-        return exactly_once.send(run_dir, site, args=(*kept_out, *later, *args), number=number, patience_s=patience_s)
-    except SlurmRefused as error:
-        if not kept_out or error.reason is not SlurmReason.INVALID_NODE_NAME:
-            raise
-    # A node that has left the cluster since, or that a log spelled otherwise: it must not keep any job from starting.
-    there = {node.node for node in client(site).nodes()}
-    kept_out = exclusions.args(runs, site, plan, there=there)
-    return exactly_once.send(run_dir, site, args=(*kept_out, *later, *args), number=number, patience_s=patience_s)
 
 
 def _requeued(site: Site, job_id: str) -> bool:

@@ -22,7 +22,7 @@ from pitools.launch.plan import load_plan
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_hold, slurm_query
 from pitools.launch.recovery.apply_decision import settle
-from pitools.launch.submission import grant, local_process, submissions
+from pitools.launch.submission import grant, local_process, next_job, submissions
 from pitools.run import cancel_request, move_record, run_folder
 from pitools.run.attempt_records import Decision, Start
 from pitools.site.schema import Site
@@ -101,7 +101,7 @@ def resume(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -
                 (run_dir / move_record.FILE).unlink()
             apply_decision.reopen(run_dir)
         if open_one is not None:
-            sent = apply_decision.send(run_dir, load_plan(run_dir), site, number=submissions.numbers(run_dir)[-1])
+            sent = next_job.send(run_dir, load_plan(run_dir), site, number=submissions.numbers(run_dir)[-1])
             return _said(run_dir, "submitted", f"the submission begun at {open_one} is finished", job_id=sent.job_id)
         assert ref is not None
         return _go_on(run_dir, site, ref, slurm_query.told(site, ref.job_id, state), state, force)
@@ -136,7 +136,7 @@ def _first(run_dir: Path, site: Site) -> Resumed:
         raise TryLater("a process of the run may be about to begin", where=str(run_dir), hint=hint)
     if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
-    sent = apply_decision.send(run_dir, load_plan(run_dir), site, number=0)
+    sent = next_job.send(run_dir, load_plan(run_dir), site, number=0)
     return _said(run_dir, "submitted", "it had been made, and never submitted", job_id=sent.job_id)
 
 
@@ -227,7 +227,7 @@ def _past(run_dir: Path, site: Site, ref: run_folder.JobRef, told: Accounting) -
 
 def _go_on(
     run_dir: Path, site: Site, ref: run_folder.JobRef, told: Accounting | None, state: str, force: bool,
-    patience_s: float = apply_decision.PATIENCE_S,
+    patience_s: float = next_job.PATIENCE_S,
 ) -> Resumed:  # fmt: skip
     last = _last_of(run_dir, ref)
     if site.scheduler == "none" and last and (alive := slurm_query.survivors(last)):

@@ -16,8 +16,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.fs import os_error, write_atomic
 from pitools.launch.plan import Plan, require_workdir
 from pitools.launch.provenance import provenance
-from pitools.launch.recovery import apply_decision
-from pitools.launch.submission import local_process, node_choice, submissions
+from pitools.launch.submission import local_process, next_job, node_choice, submissions
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
@@ -146,7 +145,7 @@ def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run_fo
     sent: list[run_folder.JobRef] = []
 
     def send(_script: Path) -> str:
-        sent.append(apply_decision.send(run_dir, plan, site, number=0, patience_s=None, args=args))
+        sent.append(next_job.send(run_dir, plan, site, number=0, patience_s=None, args=args))
         return sent[0].job_id
 
     PitExecutor(plan, site, run_dir, send).submit_plan()

@@ -18,7 +18,7 @@ from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query
 from pitools.launch.recovery.resume import resume
 from pitools.launch.recovery.tick import tick
-from pitools.launch.submission import exclusions, grant, submissions
+from pitools.launch.submission import exclusions, grant, next_job, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Decision
 from pitools.site.schema import Recover, Site
@@ -214,7 +214,7 @@ def test_a_refusal_that_is_not_about_nodes(runs: Runs, cluster: Cluster) -> None
     exclusions.add(run_dir.parent, SITE, ["n7"], bad, "other")
     cluster.refuses = SlurmRefused("Invalid qos specification")
     with pytest.raises(SlurmRefused):
-        apply_decision.send(run_dir, load_plan(run_dir), SITE)
+        next_job.send(run_dir, load_plan(run_dir), SITE)
     assert len(cluster.patience) == 1
 
 
