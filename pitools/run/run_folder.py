@@ -294,6 +294,14 @@ def read(path: Path, kind: type[T]) -> T | None:
         raise DataError(what, where=str(path), hint=hint) from error
 
 
+def read_or_none(path: Path, kind: type[T]) -> T | None:
+    """The record in a file; None where there is none that can be read."""
+    try:
+        return read(path, kind)
+    except (DataError, OSError):  # one that was cut short says nothing; the others still do
+        return None
+
+
 def note(run_dir: Path, event: str, **detail: Any) -> None:
     """Append an event. One short write to a file opened for appending is not split by another process's."""
     with open(run_dir / "events.jsonl", "ab", buffering=0, opener=own) as file:

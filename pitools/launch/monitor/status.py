@@ -15,7 +15,7 @@ from pitools.core.fs import os_error
 from pitools.launch import slurm_cache
 from pitools.launch.diagnosis import explain, log_timestamps
 from pitools.launch.monitor.run_snapshot import RunSnapshot, last_step
-from pitools.launch.recovery import apply_decision, requeue_hold, slurm_query
+from pitools.launch.recovery import requeue_hold, slurm_query
 from pitools.launch.recovery.cancel_run import cancel
 from pitools.launch.recovery.resume import Resumed, resume
 from pitools.launch.submission import local_process
@@ -152,7 +152,7 @@ def _fresher(seen: RunSnapshot, state: str) -> str:
     if seen.job is None or seen.job.host:  # a process here: its supervisor is the last word
         return state
     last = run_folder.last_attempt(seen.run_dir)
-    start = apply_decision.read(last / "start.json", Start) if last else None
+    start = run_folder.read_or_none(last / "start.json", Start) if last else None
     if start and start.job_id == seen.job.job_id and not seen.ended and _is_fresh(start.started):
         return "RUNNING"
     return "PENDING" if _is_fresh(seen.job.submitted) else state
@@ -258,7 +258,7 @@ def may_be_held_back(run: run_folder.Run, site: Site) -> bool:
     """Whether Slurm may have put the run's job back and hold it, which `resume` asks it about. Asks nobody."""
     if run.state != "PENDING" or not run.attempts:
         return False
-    ref = apply_decision.read(Path(run.run_dir) / "job.json", run_folder.JobRef)
+    ref = run_folder.read_or_none(Path(run.run_dir) / "job.json", run_folder.JobRef)
     return ref is not None and requeue_hold.may_be(Path(run.run_dir), ref, site)
 
 

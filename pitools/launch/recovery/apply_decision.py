@@ -53,7 +53,7 @@ def settle(run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decisio
 def _asked(run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision) -> tuple[Cause, Decision]:
     """The same with Slurm's own word for what ends this job, if it can be had while there is time."""
     attempt = run_dir / "attempts" / cause.attempt
-    start = read(attempt / "start.json", Start)
+    start = run_folder.read_or_none(attempt / "start.json", Start)
     told = slurm_query.ending(as_seen_here(site), start.job_id, start.started) if start else None
     if told is None:
         return cause, decided
@@ -65,7 +65,7 @@ def _asked(run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decisio
 
 def _job_of(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
     """The job that made an attempt."""
-    start = read(run_dir / "attempts" / cause.attempt / "start.json", Start)
+    start = run_folder.read_or_none(run_dir / "attempts" / cause.attempt / "start.json", Start)
     return submissions.known(run_dir, start.job) if start else None
 
 
@@ -150,7 +150,7 @@ def _take_leave(run_dir: Path, old: run_folder.JobRef, cause: Cause) -> None:
 
 def is_after(attempt: Path, cause: Cause, job: run_folder.JobRef) -> bool:
     """Whether a job has made this attempt since the one that a cause is of."""
-    start = read(attempt / "start.json", Start)
+    start = run_folder.read_or_none(attempt / "start.json", Start)
     if start is None or start.job != job.number:
         return False
     return not cause.attempt or (attempt.name.isdecimal() and int(attempt.name) > int(cause.attempt))
@@ -250,27 +250,21 @@ def history(run_dir: Path, *, before: str = "", before_job: int | None = None) -
     """
     found: list[tuple[int, int, Cause]] = []
     begun: set[int] = set()
-    taken_back = [one for path in (run_dir / "verdicts").glob("*.json") if (one := read(path, Verdict))]
+    taken_back = [
+        one for path in (run_dir / "verdicts").glob("*.json") if (one := run_folder.read_or_none(path, Verdict))
+    ]
     since = max((one.attempts for one in taken_back), default=0)
     since_job = max((one.jobs for one in taken_back), default=0)
     for at, path in enumerate(run_folder.attempts(run_dir)):
         if path.name == before:
             break
-        start = read(path / "start.json", Start)
+        start = run_folder.read_or_none(path / "start.json", Start)
         job = start.job if start else 0
         begun.add(job)
-        cause = read(path / "cause.json", Cause)
+        cause = run_folder.read_or_none(path / "cause.json", Cause)
         if cause and at >= since:
             found.append((job, at, cause))
     for number, cause in unstarted_jobs.causes(run_dir):
         if number >= since_job and number not in begun and number != before_job:
             found.append((number, -1, cause))
     return [cause for _, _, cause in sorted(found, key=lambda one: one[:2])]
-
-
-def read(path: Path, kind: type[run_folder.T]) -> run_folder.T | None:
-    """The record in a file; None where there is none that can be read."""
-    try:
-        return run_folder.read(path, kind)
-    except (DataError, OSError):  # one that was cut short says nothing; the others still do
-        return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pitools.launch.recovery import apply_decision
 from pitools.run import run_folder
 from pitools.run.attempt_records import Start
 from pitools.site.connect import client
@@ -58,7 +57,7 @@ def leave_it(run_dir: Path, ref: run_folder.JobRef) -> None:
 def _last(run_dir: Path, ref: run_folder.JobRef) -> Start | None:
     """The start of the run's newest attempt, if this job made it."""
     last = run_folder.last_attempt(run_dir)
-    start = apply_decision.read(last / "start.json", Start) if last else None
+    start = run_folder.read_or_none(last / "start.json", Start) if last else None
     return start if start and start.job_id == ref.job_id else None
 
 

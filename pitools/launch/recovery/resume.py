@@ -183,7 +183,7 @@ def _said_so(run_dir: Path, ref: run_folder.JobRef) -> bool:
     last = _last_of(run_dir, ref)
     if last is None or not (last / "exit.json").exists():
         return False
-    decided = apply_decision.read(last / "decision.json", Decision)
+    decided = run_folder.read_or_none(last / "decision.json", Decision)
     return decided is None or decided.action != "again"
 
 
