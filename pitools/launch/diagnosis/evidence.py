@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,7 @@ import msgspec
 
 from pitools.core.errors import PitError
 from pitools.core.record import Record, decode_json
+from pitools.launch import exit_codes
 from pitools.launch.diagnosis import log_scan, log_timestamps
 from pitools.launch.diagnosis.bounded_read import head, shown, tail
 from pitools.launch.diagnosis.rank_exits import End
@@ -24,6 +26,7 @@ T = TypeVar("T", bound=Record)
 S = TypeVar("S", bound=msgspec.Struct)
 _FILES = 512  # rank files of a kind that are read
 _JSON = 1 << 20
+_SLURM_ENDS_US = ("SIGTERM", "SIGINT")
 
 
 class _Job(msgspec.Struct, frozen=True):
@@ -119,11 +122,14 @@ def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, dee
 
 def progress(run_dir: Path) -> int:
     """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
-    from pitools.checkpoint.store import lookup
-
     newest = 0
-    with contextlib.suppress(PitError, OSError):
-        newest = lookup.newest(run_dir / "checkpoints") or 0
+    try:
+        from pitools.checkpoint.store import lookup
+
+        with contextlib.suppress(PitError, OSError):
+            newest = lookup.newest(run_dir / "checkpoints") or 0
+    except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
+        print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
     own = head(run_dir / "progress", 64)
     return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
 
@@ -206,6 +212,19 @@ def _beside(attempt: Path) -> Iterator[Evidence]:
 def signals(attempt: Path) -> tuple[Signal, ...]:
     """Return what the job was sent while an attempt ran, oldest first."""
     return tuple(_lines(attempt / "signals.jsonl", Signal, 65536, end=True))
+
+
+def was_told(attempt: Path) -> bool:
+    """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
+    return any(one.signal in _SLURM_ENDS_US for one in signals(attempt))
+
+
+def first(attempt: Path, code: int) -> int:
+    """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
+    if code == 0 or code == exit_codes.HUNG:
+        return code
+    failed = first_failure(attempt)
+    return failed.exit_code if failed else code
 
 
 def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:

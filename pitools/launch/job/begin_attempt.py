@@ -13,6 +13,7 @@ from pathlib import Path
 from pitools.core import timestamps
 from pitools.core.errors import PitError
 from pitools.launch import exit_codes
+from pitools.launch.diagnosis import evidence
 from pitools.launch.job import fencing, job_recovery, wait_for
 from pitools.launch.job.job_context import Job
 from pitools.launch.submission import grant, submissions
@@ -42,7 +43,7 @@ def begin(job: Job, *, ends: str = "") -> Path:
         _refuse_what_is_cancelled(job)
         if before:
             _judge(job, before[-1])
-    safe = progress(job.run_dir)
+    safe = evidence.progress(job.run_dir)
     if job.mode != "none" and not safe and (known := _known(before)):
         safe = _found_again(job, known)
     made = make(job)
@@ -84,17 +85,6 @@ def make(job: Job) -> Path:
     return made
 
 
-def progress(run_dir: Path) -> int:
-    """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
-    try:
-        from pitools.launch.diagnosis import evidence
-
-        return evidence.progress(run_dir)
-    except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
-        print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
-        return 0
-
-
 def _known(before: list[Path]) -> int:
     """Steps that were safe once, as the attempts up to now saw them."""
     known = [0]
@@ -114,11 +104,11 @@ def _found_again(job: Job, known: int) -> int:
 
     def is_there() -> bool:
         _refuse_what_is_over(job.run_dir)  # it may be cancelled, or moved, while this waits
-        return progress(job.run_dir) > 0 or (job.run_dir / "progress").exists() or not _is_bare(at)
+        return evidence.progress(job.run_dir) > 0 or (job.run_dir / "progress").exists() or not _is_bare(at)
 
     at = job.run_dir / "checkpoints"
     if wait_for.until(is_there, f"{known} steps were safe, and {at} is empty"):
-        return progress(job.run_dir)
+        return evidence.progress(job.run_dir)
     why = (
         f"{known} steps were safe, and {at} is empty: mount it, or put them back, and resume the run with --force; to "
         f"begin it anew instead: echo 0 > {job.run_dir / 'progress'}"

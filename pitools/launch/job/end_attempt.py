@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pitools.core import timestamps
 from pitools.launch import exit_codes
+from pitools.launch.diagnosis import evidence
 from pitools.launch.job import job_recovery, step_runner, wait_for
-from pitools.launch.job.begin_attempt import left_s, progress
+from pitools.launch.job.begin_attempt import left_s
 from pitools.launch.job.job_context import Job
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
-_SLURM_ENDS_US = ("SIGTERM", "SIGINT")
 _AWAY_S = 0.4  # a controller that is there answers sooner
 _TURNS = 1000  # a loop that makes so many attempts in one job is a fault of ours
 
@@ -30,7 +30,7 @@ def end(
     Only exit.json is of importance to the job itself: where the judge or what it asks for fails, the job ends with the
     ranks' own code. Raises ClusterError where exit.json cannot be written.
     """
-    code = code if state else first(attempt, code)
+    code = code if state else evidence.first(attempt, code)
     ended = run_folder.Attempt(job_id=job.job_id, exit_code=code, ended=timestamps.now(), state=state)
     run_folder.write(attempt / "exit.json", ended, durable=True)
     if code == 0:
@@ -45,25 +45,10 @@ def end(
         return code
 
 
-def first(attempt: Path, code: int) -> int:
-    """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
-    if code == 0 or code == exit_codes.HUNG:
-        return code
-    failed = records.first_failure(attempt)
-    return failed.exit_code if failed else code
-
-
-def was_told(attempt: Path) -> bool:
-    """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
-    from pitools.launch.diagnosis import evidence
-
-    return any(one.signal in _SLURM_ENDS_US for one in evidence.signals(attempt))
-
-
 def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:
     start = run_folder.read(attempt / "start.json", records.Start)
     left = left_s(start)
-    ending = was_told(attempt)
+    ending = evidence.was_told(attempt)
     told = job_recovery.ending(job, start.started) if ending and start else None
     early = None
     if code and in_slurm and not ending:
@@ -83,5 +68,5 @@ def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float)
         time.sleep(max(0.0, decided.wait_s - waited_s))
         return None
     goes_on = decided.action in ("resubmit", "wait") and code in exit_codes.STOPPED
-    saved = goes_on and start is not None and progress(job.run_dir) > start.progress
+    saved = goes_on and start is not None and evidence.progress(job.run_dir) > start.progress
     return exit_codes.TO_BE_CONTINUED if saved else code

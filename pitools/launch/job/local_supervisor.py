@@ -23,6 +23,7 @@ from pitools.core import subprocesses, timestamps
 from pitools.core.errors import PitError
 from pitools.core.fs import write_atomic
 from pitools.launch import exit_codes
+from pitools.launch.diagnosis import evidence
 from pitools.launch.job import begin_attempt, end_attempt, hang_watch, job_context, signals, step_runner
 from pitools.launch.plan import Plan, load_plan
 from pitools.launch.probes import stacks
@@ -161,7 +162,7 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: hang_w
         if ending and kill_at == float("inf"):
             code = bad if bad >= 0 else 128 - bad
             # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
-            first_bad = end_attempt.first(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
+            first_bad = evidence.first(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
             kill_at = time.monotonic() + (step_runner.GRACE_S if bad else local_process.GRACE_S)
             _send(stopper, signal.SIGTERM)
         if not ending and looker and (hang := looker.due()):

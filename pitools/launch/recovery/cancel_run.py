@@ -21,7 +21,7 @@ from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing, TryLater
 from pitools.core.locks import held, is_own, owner
 from pitools.launch import slurm_cache
-from pitools.launch.job import end_attempt
+from pitools.launch.diagnosis import evidence
 from pitools.launch.recovery import apply_decision, slurm_query
 from pitools.launch.submission import exactly_once, local_process, submissions
 from pitools.run import cancel_request, move_record, run_folder
@@ -115,7 +115,7 @@ def _has_finished(run_dir: Path) -> bool:
 def _ended_by_itself(run_dir: Path) -> bool:
     """Whether nobody told the last attempt to end, which a program may call a success; never of an array's tasks."""
     last = run_folder.last_attempt(run_dir)
-    return last is not None and last.name.isdecimal() and not end_attempt.was_told(last)
+    return last is not None and last.name.isdecimal() and not evidence.was_told(last)
 
 
 def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:

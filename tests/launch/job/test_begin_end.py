@@ -16,6 +16,7 @@ import pytest
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, UsageError
 from pitools.launch import exit_codes, time_limit_signal
+from pitools.launch.diagnosis import evidence
 from pitools.launch.job import __main__ as program
 from pitools.launch.job import begin_attempt, end_attempt, fencing, job_context, job_recovery, signals
 from pitools.launch.recovery import apply_decision
@@ -201,9 +202,9 @@ def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
     assert said[0].left_s > 0
     with (made / "signals.jsonl").open("a") as file:
         file.write('{"schema":"pit.signal/1","t":"SIGTERM","signal":"SIGHUP"}\n{"signal":"SIGTERM"\n')
-    assert not end_attempt.was_told(made)
+    assert not evidence.was_told(made)
     signals.note(made, 15, None)
-    assert end_attempt.was_told(made)
+    assert evidence.was_told(made)
 
 
 def test_how_far_recovery_goes(tmp_path: Path) -> None:
@@ -347,7 +348,7 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_begin(went_far: Path, m
             apply_decision.conclude(run_dir, "cancelled", "so")
         return 0
 
-    monkeypatch.setattr(begin_attempt, "progress", cancelled)
+    monkeypatch.setattr(evidence, "progress", cancelled)
     with pytest.raises(begin_attempt.NoBeginning, match="the run was stopped: so"):
         begin_attempt.begin(job(went_far, mode="allocation"), ends=ENDS)
 
@@ -362,7 +363,7 @@ def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch
     """A store that is mounted a moment late is waited for."""
     monkeypatch.setattr(begin_attempt.wait_for, "FOUND_S", 30.0)
     looks = iter([0, 0])
-    monkeypatch.setattr(begin_attempt, "progress", lambda run_dir: next(looks, 40))
+    monkeypatch.setattr(evidence, "progress", lambda run_dir: next(looks, 40))
     made = begin_attempt.begin(job(went_far, mode="run"), ends=ENDS)
     start = run_folder.read(made / "start.json", records.Start)
     assert start is not None
