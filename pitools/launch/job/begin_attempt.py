@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pitools.core import timestamps
@@ -208,10 +208,3 @@ def _ends(job: Job, before: list[Path], environ: Mapping[str, str]) -> str:
         return known[0].end if known else ""
     except PitError:
         return ""
-
-
-def left_s(start: records.Start | None) -> float | None:
-    """Seconds to the time limit of the job that an attempt is in; None without one."""
-    if start is None or not start.ends:
-        return None
-    return (datetime.fromisoformat(start.ends) - datetime.now(UTC)) / timedelta(seconds=1)

@@ -11,8 +11,7 @@ from pitools.core import timestamps
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import evidence
 from pitools.launch.job import job_recovery, step_runner, wait_for
-from pitools.launch.job.begin_attempt import left_s
-from pitools.launch.job.job_context import Job
+from pitools.launch.job.job_context import Job, left_s
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 

@@ -1,15 +1,17 @@
-"""Which run, which of its jobs, and how far its recovery may go: from the job script's environment and the folder."""
+"""The run, job and time limit that a process is in, and how far recovery may go: by its environment and the folder."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from pitools.core.errors import UsageError
+from pitools.run.attempt_records import Start
 
 Mode = Literal["none", "allocation", "run"]
 
@@ -66,6 +68,13 @@ def mode(run_dir: Path, environ: Mapping[str, str]) -> Mode:
     if (run_dir / "jobs").is_dir():
         return "run"
     return "allocation" if (run_dir / "request.toml").is_file() else "none"
+
+
+def left_s(start: Start | None) -> float | None:
+    """Seconds to the time limit of the job that an attempt is in; None without one."""
+    if start is None or not start.ends:
+        return None
+    return (datetime.fromisoformat(start.ends) - datetime.now(UTC)) / timedelta(seconds=1)
 
 
 def _count(text: str) -> int:

@@ -11,7 +11,7 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.fs import own
-from pitools.launch.job.begin_attempt import left_s
+from pitools.launch.job.job_context import left_s
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
