@@ -115,6 +115,27 @@ def read(path: Path) -> list[Step]:
         raise DataError(f"not a step log: {error}", where=str(path)) from error
 
 
+def read_steps(path: Path, begin: int, *, whole: bool = True) -> tuple[list[Step], int]:
+    """The whole lines from an offset on, and the offset behind them; `whole` says that a line begins at the offset."""
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            data = file.read()
+    except OSError:
+        return [], begin
+    if not whole and begin:
+        begin += data.find(b"\n") + 1
+        data = data[data.find(b"\n") + 1 :]
+    data = data[: data.rfind(b"\n") + 1]
+    found = []
+    for line in data.splitlines():
+        try:
+            found.append(decode_json(line, Step))
+        except msgspec.DecodeError:
+            continue
+    return found, begin + len(data)
+
+
 def summarize(logs: Iterable[list[Step]]) -> Summary | None:
     """What these ranks' steps add up to; None where no step was made."""
     by_rank = {log[0].rank: log for log in logs if log}

@@ -16,9 +16,8 @@ import msgspec
 
 from pitools.core import timestamps, units
 from pitools.core.errors import PitError
-from pitools.core.record import decode_json
 from pitools.run import attempt_records as records
-from pitools.run.steps import Step
+from pitools.run.steps import read_steps
 
 _LOOK_S = 5.0  # how often, at most
 _TAIL = 1 << 14  # bytes: some sixty steps
@@ -145,24 +144,3 @@ def _last(path: Path) -> int:
     except OSError:
         return -1
     return steps[-1].step if steps else -1
-
-
-def read_steps(path: Path, begin: int, *, whole: bool = True) -> tuple[list[Step], int]:
-    """The whole lines from an offset on, and the offset behind them; `whole` says that a line begins at the offset."""
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read()
-    except OSError:
-        return [], begin
-    if not whole and begin:
-        begin += data.find(b"\n") + 1
-        data = data[data.find(b"\n") + 1 :]
-    data = data[: data.rfind(b"\n") + 1]
-    found = []
-    for line in data.splitlines():
-        try:
-            found.append(decode_json(line, Step))
-        except msgspec.DecodeError:
-            continue
-    return found, begin + len(data)

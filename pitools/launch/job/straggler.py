@@ -10,9 +10,8 @@ import statistics
 import time
 from pathlib import Path
 
-from pitools.launch.job.hang_watch import read_steps
 from pitools.run import run_folder
-from pitools.run.steps import Step
+from pitools.run.steps import Step, read_steps
 
 STEPS = 30
 FACTOR = 1.3
