@@ -33,7 +33,6 @@ from pitools.launch.plan import Plan, load_plan
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, slurm_query
 from pitools.launch.recovery.resume import resume
-from pitools.launch.reproduce import rerun
 from pitools.launch.submission import exactly_once, local_process, submissions, submit
 from pitools.launch.tickets import remote
 from pitools.run import cancel_request, move_record, run_folder
@@ -80,7 +79,7 @@ def move(run_dir: Path, site: Site, other: Site, *, stop_s: float = STOP_S) -> M
         if not mine.ended:
             program_checkpoints.require_saved(run_dir, was)
         plan = planning.make(request, other, str(run_dir), request_text=was.request_text)
-        is_far = rerun.is_far(plan, other)
+        is_far = remote.is_far(plan, other)
         if is_far:
             for staged in remote.missing(plan, other):
                 remote.send(staged, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import msgspec
 
@@ -17,9 +16,7 @@ from pitools.launch.reproduce import facts
 from pitools.launch.reproduce.facts import Difference
 from pitools.launch.submission import exactly_once, submit
 from pitools.launch.tickets import remote
-from pitools.launch.tickets.remote import paths
 from pitools.run import run_folder
-from pitools.site import remote_files
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.store import manifest
@@ -70,33 +67,12 @@ def plan(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[Plan, 
 
 def start(plan: Plan, site: Site) -> str:
     """Start the run that was planned; its folder, as the site sees it. Raises what starting a run raises."""
-    if is_far(plan, site):
+    if remote.is_far(plan, site):
         name = run_folder.new_id(plan.name)
         exactly_once.require_cluster(site, client(site))
         remote.submit(plan, site, name=name)
         return remote.run_dir(site, name)
     return str(submit.run(plan, site))
-
-
-def is_far(plan: Plan, site: Site) -> bool:
-    """Whether a site shares no files with this machine: what is put into its folder of runs here is not seen there.
-
-    Raises Unreachable.
-    """
-    runs = Path(plan.runs)
-    if site.reach.kind == "local":
-        return False
-    try:
-        if paths.runs(site) != plan.runs or not runs.parent.is_dir():
-            return True
-    except ConfigError:  # it has no full path, so it is here or nowhere
-        return False
-    try:
-        runs.mkdir(exist_ok=True)
-        with NamedTemporaryFile(dir=runs, prefix=".seen.") as mark:
-            return not remote_files.exists(site, [mark.name])
-    except OSError:
-        return True
 
 
 def _others_links(run_dir: Path) -> facts.Facts:

@@ -5,10 +5,10 @@ datasets that are not there yet. Everything may be repeated after a connection w
 """
 
 from pitools.launch.tickets.remote.datasets import missing, send
-from pitools.launch.tickets.remote.paths import run_dir
+from pitools.launch.tickets.remote.paths import is_far, run_dir
 from pitools.launch.tickets.remote.states import cancel, fetch, forget, state, take_back
 from pitools.launch.tickets.remote.submission import Sent, submit
 
 __all__ = [
-    "Sent", "cancel", "fetch", "forget", "missing", "run_dir", "send", "state", "submit", "take_back",
+    "Sent", "cancel", "fetch", "forget", "is_far", "missing", "run_dir", "send", "state", "submit", "take_back",
 ]  # fmt: skip

@@ -1,11 +1,14 @@
-"""Where things are on the far side: its paths, with its user's name in them."""
+"""Paths at a site that shares no files with this machine, its user's name filled in; and whether a site shares none."""
 
 from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from pitools.core.errors import ConfigError
+from pitools.launch.plan import Plan
 from pitools.site import remote_files
 from pitools.site.connect import client
 from pitools.site.schema import Site
@@ -45,6 +48,27 @@ def require(site: Site) -> None:
     """Raise ConfigError where the site file does not name the paths that every run there needs. Asks nobody."""
     for key, text in (("runs", site.paths.runs), ("python", site.paths.python)):
         _absolute(site, key, text)
+
+
+def is_far(plan: Plan, site: Site) -> bool:
+    """Whether a site shares no files with this machine: what is put into its folder of runs here is not seen there.
+
+    Raises Unreachable.
+    """
+    folder = Path(plan.runs)
+    if site.reach.kind == "local":
+        return False
+    try:
+        if runs(site) != plan.runs or not folder.parent.is_dir():
+            return True
+    except ConfigError:  # it has no full path, so it is here or nowhere
+        return False
+    try:
+        folder.mkdir(exist_ok=True)
+        with NamedTemporaryFile(dir=folder, prefix=".seen.") as mark:
+            return not remote_files.exists(site, [mark.name])
+    except OSError:
+        return True
 
 
 def user(site: Site) -> str:
