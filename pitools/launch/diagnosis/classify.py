@@ -17,18 +17,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pitools.launch import fingerprint
+from pitools.launch import exit_codes, fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, timeline
 from pitools.launch.diagnosis.evidence import Seen
 from pitools.launch.diagnosis.patterns import Sure
 from pitools.launch.diagnosis.rank_exits import End
-from pitools.launch.diagnosis.rules import LIMIT_S, NONSENSE_S, not_started, quoted, say, signals
 from pitools.launch.diagnosis.timeline import Order
-from pitools.run.attempt_records import Cause, Evidence
+from pitools.run.attempt_records import Cause, Evidence, Kind, Signal
 
 _KEPT = 40  # pieces of evidence that a cause carries
 _STALLED_S = 600.0
-_HUNG, _NOT_BEGUN = 93, 94
+LIMIT_S = 90.0  # Slurm looks at time limits every half minute or minute, and tells at once
+NONSENSE_S = -3600.0
+_UNSTARTED = ("code-126", "code-127", "program-unreadable")
 _WEIGHT = {"word": 0, "fault": 0, "warning": 1, "cascade": 2, "end": 3}
 
 
@@ -98,7 +99,7 @@ def _hang(seen: Seen, order: Order) -> Cause | None:
     """A standstill that the watch ended, unless something that was seen before explains the standstill itself."""
     hang, root = seen.hang, order.root
     if hang is None:
-        return say("hang", "likely", "the watch ended it") if seen.exit_code == _HUNG else None
+        return say("hang", "likely", "the watch ended it") if seen.exit_code == exit_codes.HUNG else None
     gap = log_timestamps.seconds_between(root.t, hang.t) if root else None
     if root and root.sure != "guess" and gap is not None and gap > log_timestamps.TOLERANCE_S:
         return _first_fault(seen, order)
@@ -128,6 +129,32 @@ def _slurm_word(_seen: Seen, order: Order) -> Cause | None:
     sure: Sure = "likely" if word.rank is not None else patterns.sure_of(word.rule)
     nodes = (order.lost_nodes or order.silent_nodes) if word.kind == "node" else ()
     return say(word.kind, sure, f"Slurm: {word.what}", nodes=nodes)
+
+
+def not_started(seen: Seen, order: Order) -> Cause | None:
+    """A program that was not found, or cannot be run: on all nodes it is the user's; on one, where ours is, the node's.
+
+    What the user's own program ran has left word by us. Where we could not even begin, it is the node: the same program
+    of ours had just run on the job's first.
+    """
+    root = order.root
+    if root is None or root.rule not in _UNSTARTED:
+        return None
+    alike = {end.node for end in order.ends if end.rule in _UNSTARTED or end.exit_code in (126, 127)}
+    alike |= {one.node for one in seen.evidence if one.rule == root.rule}
+    nodes = max(len(set(seen.hosts)), seen.start.nodes if seen.start else 1)
+    spoke = {failure.rank for failure in seen.failures} | ({seen.first.rank} if seen.first else set())
+    reason = (f"{root.node}: {root.what}" if root.node else root.what) + quoted(seen, root.rank)
+    if root.rule != "program-unreadable" and (root.rank in spoke or nodes == 1):
+        return say("user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint)
+    if nodes > 1 and len(alike - {""}) >= nodes:
+        reason = f"{reason}; it is so on every node"
+        return say("user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint)
+    reason = f"{reason}: this node cannot start a program that others can"
+    return say(
+        "node", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint,
+        nodes=(root.node,) if root.node else (),
+    )  # fmt: skip
 
 
 def _first_fault(seen: Seen, order: Order) -> Cause | None:
@@ -169,6 +196,45 @@ def _is_on_own_disk(root: End, seen: Seen) -> bool:
     return found is not None and found[1].startswith(own) and not (found[1] + "/").startswith(shared)
 
 
+def signals(seen: Seen, order: Order) -> Cause | None:
+    """What the job was sent: the time limit's warning or end, or somebody's wish."""
+    stopped = seen.exit_code == exit_codes.TO_BE_CONTINUED
+    term = next((one for one in seen.signals if one.signal == "SIGTERM"), None)
+    warned = next((one for one in seen.signals if one.signal in ("SIGUSR2", "SIGUSR1")), None)
+    for sent in (warned, term):
+        if sent and _is_limit(sent, seen):
+            sure: Sure = "certain" if stopped else "likely"
+            return say("time-limit", sure, f"{sent.signal} with {sent.left_s:.0f} s left of the time limit")
+    if sent := term or warned:
+        sane = sent.left_s is not None and sent.left_s > NONSENSE_S
+        rest = f"{sent.left_s:.0f} s left" if sane else "no time limit known"
+        return say(
+            "preempted", "guess", f"{sent.signal} with {rest}: preempted or cancelled, and only Slurm knows which"
+        )
+    if any(one.signal == "SIGINT" for one in seen.signals):
+        return say("cancelled", "likely", "SIGINT: interrupted")
+    if seen.exit_code in exit_codes.STOPPED and _is_near_limit(seen):
+        return say(
+            "time-limit", "likely", f"the ranks were told to end, as the time limit was {seen.notice_s:.0f} s away"
+        )
+    if stopped or any(end.role == "warning" for end in order.ends):
+        return say("time-limit", "likely", "stopped in good order, to be continued" if stopped
+                    else "ended by the warning before the time limit, which the program does not catch")  # fmt: skip
+    return None
+
+
+def _is_limit(sent: Signal, seen: Seen) -> bool:
+    """Whether the signal came with the time limit, or as the warning before it that was asked for."""
+    notice = seen.notice_s if sent.signal == seen.notice_signal else 0.0
+    return sent.left_s is not None and NONSENSE_S < sent.left_s <= notice + LIMIT_S
+
+
+def _is_near_limit(seen: Seen) -> bool:
+    """Whether it ended by the time limit, or since the warning: Slurm sends that to the ranks alone."""
+    left_s = log_timestamps.seconds_between(seen.ended, seen.start.ends) if seen.start else None
+    return left_s is not None and NONSENSE_S < left_s <= seen.notice_s + LIMIT_S
+
+
 def _cascade(_seen: Seen, order: Order) -> Cause | None:
     """Ranks that complain about others, and nothing before: a node without a word, or the network."""
     if not order.cascade:
@@ -190,7 +256,7 @@ def _vanished(seen: Seen, order: Order) -> Cause:
         return say("node", "guess", reason, nodes=order.lost_nodes)
     if code is None:
         return say("unknown", "guess", "it left no word of its end")
-    if code == _NOT_BEGUN:
+    if code == exit_codes.NOT_BEGUN:
         return say("unknown", "guess", f"it did not begin{quoted(seen, None)}")
     if 128 < code < 128 + 65:
         return say("unknown", "guess", f"ended by signal {code - 128}, and nothing says by whom", signal=code - 128)
@@ -202,6 +268,17 @@ def _ranks(ranks: Iterable[int]) -> str:
     some = list(ranks)
     text = ", ".join(map(str, some[:8])) + (", …" if len(some) > 8 else "")
     return f"rank{'s' if len(some) != 1 else ''} {text}"
+
+
+def say(kind: Kind, sure: Sure, reason: str, **more: object) -> Cause:
+    """A cause, without what `judge` adds to each."""
+    return msgspec.structs.replace(Cause(attempt="", kind=kind, confidence=sure, reason=reason), **more)
+
+
+def quoted(seen: Seen, rank: int | None) -> str:
+    """What the output of a rank, or of the job itself, ends with; "" where it says nothing."""
+    line = seen.last_lines.get(rank, "")
+    return f"; its output ends: {line}" if line else ""
 
 
 def _whole(seen: Seen, order: Order, cause: Cause) -> Cause:
