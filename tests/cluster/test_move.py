@@ -11,7 +11,7 @@ import pytest
 from pitools.checkpoint.store import lookup, verify
 from pitools.core.errors import PitError
 from pitools.launch import plan as planning
-from pitools.launch.move import move_run as moving
+from pitools.launch.move import move_run
 from pitools.launch.recovery import apply_decision, slurm_query
 from pitools.launch.request import Request
 from pitools.launch.submission import submit
@@ -57,7 +57,7 @@ def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
     """alpha's job saves, ends, and does not come back; beta's begins at that step; one run is open in the end."""
     alpha, beta = load.load("alpha"), load.load("beta")
     until(began(started).exists)
-    moved = moving.move(started, alpha, beta)
+    moved = move_run.move(started, alpha, beta)
     new = Path(moved.run_dir)
     assert moved.step > 0
     assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
@@ -91,7 +91,7 @@ def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest
     # Whoever looks keeps what Slurm said for others, for some seconds: the move is over sooner.
     assert slurm_query.states(alpha, [job], max_age_s=0.0) == {job.job_id: "RUNNING"}
     with pytest.raises(PitError, match=r"(?i)feature|constraint|configuration"):
-        moving.move(started, alpha, beta)
+        move_run.move(started, alpha, beta)
     assert apply_decision.verdict(started) is None
     assert [path.name for path in started.parent.iterdir() if path.is_dir()] == [started.name]
     second = started / "attempts" / "1" / "began"

@@ -24,7 +24,7 @@ from pitools.commands.run_lookup import run_folder
 from pitools.core import trust
 from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.launch import plan as planning
-from pitools.launch.diagnosis import log_scan as evidence_logs
+from pitools.launch.diagnosis import log_scan
 from pitools.launch.monitor import follow_runs, rank_log, status
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, tick
@@ -281,7 +281,7 @@ def test_the_newest_log_is_that_of_the_newest_job(ended: Path) -> None:
     assert found is not None
     assert found.name == "slurm-100.out"
     start = Start(attempt="1", job=0, job_id="9", cluster="", restart=0, node_list="", nodes=1, started="")
-    own = evidence_logs._slurm_logs(ended, ended / "attempts" / "1", start)
+    own = log_scan._slurm_logs(ended, ended / "attempts" / "1", start)
     assert [path.name for path, _ in own] == ["slurm-9.out"]
 
 

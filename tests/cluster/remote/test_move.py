@@ -12,8 +12,7 @@ import pytest
 from pitools.checkpoint.store import verify
 from pitools.core.errors import DataError
 from pitools.launch import plan as planning
-from pitools.launch.move import checkpoint_transfer
-from pitools.launch.move import move_run as moving
+from pitools.launch.move import checkpoint_transfer, move_run
 from pitools.launch.recovery import apply_decision
 from pitools.launch.request import Request
 from pitools.launch.submission import local_process, submit
@@ -72,7 +71,7 @@ def test_it_goes_on_at_a_site_that_shares_nothing(
     """
     (started / "checkpoints").mkdir(exist_ok=True)
     (started / "checkpoints" / "words.json").write_text("[1]")
-    moved = moving.move(started, load.load("local"), site)
+    moved = move_run.move(started, load.load("local"), site)
     there = Path(moved.run_dir)
     assert there.is_relative_to(far_side.root)
     assert moved.step > 0
@@ -104,7 +103,7 @@ def test_a_checkpoint_that_arrives_wrong_is_not_run(
     monkeypatch.setattr(checkpoint_transfer.manifest, "load", flipping)
     before = set((far_side.root / "runs").glob("*/*"))
     with pytest.raises(DataError, match="did not arrive as it was"):
-        moving.move(started, load.load("local"), site)
+        move_run.move(started, load.load("local"), site)
     monkeypatch.undo()
     assert set((far_side.root / "runs").glob("*/*")) == before
     assert apply_decision.verdict(started) is None

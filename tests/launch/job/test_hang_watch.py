@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.launch.job import hang_watch as watching
+from pitools.launch.job import hang_watch
 from pitools.launch.job.hang_watch import Limits, Watch, limits
 from pitools.launch.job.straggler import FACTOR, STEPS, Stragglers, slow
 from pitools.run import run_folder
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(watching, "time", made)
+    monkeypatch.setattr(hang_watch, "time", made)
     return made
 
 

@@ -34,12 +34,12 @@ STUCK = """
 import os, sys, time
 from pathlib import Path
 from pitools.launch.probes import stacks
-from pitools.run import run_folder as folder
+from pitools.run import run_folder
 from pitools.site.schema import Site
 attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
 stacks.arm(attempt, 3)
-rank = folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
-folder.write(attempt / "ranks" / "3.json", rank)
+rank = run_folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
+run_folder.write(attempt / "ranks" / "3.json", rank)
 def waits_for_ever():
     (attempt / "waits").write_text("for ever")
     time.sleep(600)

@@ -16,8 +16,7 @@ from pitools.checkpoint.store import lookup, owner, verify
 from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, TryLater, UsageError
 from pitools.launch import plan as planning
 from pitools.launch.monitor import status
-from pitools.launch.move import checkpoint_transfer
-from pitools.launch.move import move_run as moving
+from pitools.launch.move import checkpoint_transfer, move_run
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision
 from pitools.launch.recovery.resume import resume
@@ -109,7 +108,7 @@ def test_it_goes_on_there(sites: Sites) -> None:
     """It saves and ends here, and begins there at that very step, with its own code; the old run says where it is."""
     run_dir = sites.start()
     (sites.root / "work" / "loop.py").write_text("raise SystemExit('the live code ran')\n")
-    moved = moving.move(run_dir, sites.here, sites.there)
+    moved = move_run.move(run_dir, sites.here, sites.there)
     new = Path(moved.run_dir)
     try:
         assert moved.step == lookup.newest(run_dir / "checkpoints") > 0
@@ -128,7 +127,7 @@ def test_it_goes_on_there(sites: Sites) -> None:
     assert record.parent == run_dir.name
     assert not lives(run_dir)
     with pytest.raises(UsageError, match="the run was moved to there"):
-        moving.move(run_dir, sites.here, sites.there)
+        move_run.move(run_dir, sites.here, sites.there)
     pit = Path(sys.executable).with_name("pit")
     done = subprocess.run(
         [pit, "launch", "resume", run_dir, "--force"], capture_output=True, text=True, check=False, timeout=60
@@ -160,7 +159,7 @@ def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch,
     else:
         monkeypatch.setattr(checkpoint_transfer, "copy", copy)
     with pytest.raises(PitError):
-        moving.move(run_dir, sites.here, sites.there)
+        move_run.move(run_dir, sites.here, sites.there)
     try:
         assert not [path for path in (sites.root / "there" / "runs").glob("*") if path.is_dir()]
         assert not [path for path in (sites.root / "there" / "runs").glob(".*") if path.is_dir()]
@@ -183,7 +182,7 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(checkpoint_transfer, "copy", copy)
     with pytest.raises(ClusterError, match="was cancelled while it was being moved"):
-        moving.move(run_dir, sites.here, sites.there)
+        move_run.move(run_dir, sites.here, sites.there)
     assert list((sites.root / "there" / "runs").glob("t-*")) == []
     verdict = apply_decision.verdict(run_dir)
     assert verdict is not None
@@ -197,7 +196,7 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
     run_dir = sites.start()
     run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
     with pytest.raises(ClusterError):
-        moving.move(run_dir, sites.here, sites.there)
+        move_run.move(run_dir, sites.here, sites.there)
     assert not (sites.root / "there" / "runs").exists()
     assert not (run_dir / "move.json").exists()
     assert resume(run_dir, sites.here).action == "left"  # until its ranks have ended
@@ -226,7 +225,7 @@ def test_one_that_does_not_stop_goes_on(sites: Sites) -> None:
     run_dir = sites.start(args={"steps": 400, "deaf": True})
     try:
         with pytest.raises(TryLater, match="did not save and end within 1 s"):
-            moving.move(run_dir, sites.here, sites.there, stop_s=1)
+            move_run.move(run_dir, sites.here, sites.there, stop_s=1)
         assert lives(run_dir)
         assert apply_decision.verdict(run_dir) is None
         assert not (sites.root / "there" / "runs").exists()
@@ -240,7 +239,7 @@ def test_killed_on_the_way_and_called_again(sites: Sites) -> None:
     program = f"""
 import os
 from pathlib import Path
-from pitools.launch.move import move_run as move
+from pitools.launch.move import move_run
 from pitools.launch.submission import submit
 from pitools.site import load
 real = submit.run
@@ -248,7 +247,7 @@ def run(*words, **more):
     made = real(*words, **more)
     os._exit(9)
 submit.run = run
-move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+move_run.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
 """
     argv = [str(Path(os.sys.executable)), "-c", program]  # type: ignore[attr-defined]
     assert subprocess.run(argv, check=False, timeout=60).returncode == 9
@@ -257,16 +256,16 @@ move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
     (begun,) = (sites.root / "there" / "runs").glob("t-*")
     assert (verdict.code, verdict.moved_to) == ("moving", begun.name)
     try:
-        moved = moving.move(run_dir, sites.here, sites.there)
+        moved = move_run.move(run_dir, sites.here, sites.there)
         assert Path(moved.run_dir) == begun
         assert len(list((sites.root / "there" / "runs").glob("t-*"))) == 1
         with pytest.raises(UsageError, match="the run was moved to there"):
-            moving.move(run_dir, sites.here, sites.there)
+            move_run.move(run_dir, sites.here, sites.there)
     finally:
         end(begun)
 
 
-@pytest.mark.parametrize("before", ["carried.copy", "submit._start", "local.subprocesses.start"])
+@pytest.mark.parametrize("before", ["checkpoint_transfer.copy", "submit._start", "local_process.subprocesses.start"])
 def test_killed_before_it_was_submitted(sites: Sites, before: str) -> None:
     """While its checkpoint was copied, or just before its job: the same command begins that anew, and it goes on.
 
@@ -276,20 +275,20 @@ def test_killed_before_it_was_submitted(sites: Sites, before: str) -> None:
     program = f"""
 import os
 from pathlib import Path
-from pitools.launch.move import checkpoint_transfer as carried
-from pitools.launch.submission import local_process as local, submit
-from pitools.launch.move import move_run as move
+from pitools.launch.move import checkpoint_transfer
+from pitools.launch.submission import local_process, submit
+from pitools.launch.move import move_run
 from pitools.site import load
 {before} = lambda *_, **__: os._exit(9)
-move.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+move_run.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 9
-    if before == "local.subprocesses.start":
+    if before == "local_process.subprocesses.start":
         with pytest.raises(TryLater):
-            moving.move(run_dir, sites.here, sites.there)
+            move_run.move(run_dir, sites.here, sites.there)
         for path in (sites.root / "there" / "runs").glob(f"t-*/{local_process.STARTING}"):
             os.utime(path, (0, 0))
-    moved = moving.move(run_dir, sites.here, sites.there)
+    moved = move_run.move(run_dir, sites.here, sites.there)
     try:
         until(lambda: (Path(moved.run_dir) / "attempts" / "0" / "began").exists())
         assert (Path(moved.run_dir) / "attempts" / "0" / "began").read_text() == str(moved.step) != "0"
@@ -303,10 +302,10 @@ def test_what_is_refused_before_anything_is_touched(sites: Sites) -> None:
     run_dir = sites.start()
     try:
         with pytest.raises(UsageError, match='is of site "here"'):
-            moving.move(run_dir, sites.here, sites.here)
+            move_run.move(run_dir, sites.here, sites.here)
         (run_dir / "code" / "loop.py").write_text(LOOP + "# changed\n")
         with pytest.raises(DataError, match=r"code/loop\.py"):
-            moving.move(run_dir, sites.here, sites.there)
+            move_run.move(run_dir, sites.here, sites.there)
         assert lives(run_dir)
         assert not (run_dir / "verdict.json").exists()
         assert not (run_dir / "move.json").exists()
@@ -320,7 +319,7 @@ def test_one_that_finished_is_not_moved(sites: Sites) -> None:
     until(lambda: not lives(run_dir))
     apply_decision.conclude(run_dir, "finished", "done", 0)
     with pytest.raises(UsageError, match="the run has finished"):
-        moving.move(run_dir, sites.here, sites.there)
+        move_run.move(run_dir, sites.here, sites.there)
 
 
 def test_damaged_checkpoints_stay(sites: Sites) -> None:
@@ -337,7 +336,7 @@ def test_damaged_checkpoints_stay(sites: Sites) -> None:
     (sites.root / "copy3" / "checkpoints" / "step_3").rename(checkpoints / "step_3")
     (sites.root / "copy7" / "checkpoints" / "step_3").rename(checkpoints / "step_7")
     assert lookup.newest(checkpoints) == 3  # what says step 3 is not believed to be step 7
-    moved = moving.move(run_dir, sites.here, sites.there)
+    moved = move_run.move(run_dir, sites.here, sites.there)
     end(Path(moved.run_dir))
     assert moved.step == 3
     verdict = apply_decision.verdict(run_dir)  # also where it had been stopped before

@@ -11,8 +11,7 @@ import pytest
 from pitools.checkpoint.store import layout
 from pitools.core.errors import DataError, UsageError
 from pitools.launch import plan as planning
-from pitools.launch.move import move_run as moving
-from pitools.launch.move import program_checkpoints
+from pitools.launch.move import move_run, program_checkpoints
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import load
@@ -40,7 +39,7 @@ def start(sites: Sites, where: str) -> Path:
 def test_what_it_keeps_in_the_checkpoint_folder_goes_along(sites: Sites) -> None:
     """It goes on there with the step that it saved last, as its own link says."""
     run_dir = start(sites, "$PIT_CHECKPOINT_DIR")
-    moved = moving.move(run_dir, sites.here, sites.there)
+    moved = move_run.move(run_dir, sites.here, sites.there)
     new = Path(moved.run_dir)
     try:
         assert moved.step == program_checkpoints.progress(run_dir) > 2
@@ -58,7 +57,7 @@ def test_where_nothing_can_go_along_it_stays(sites: Sites) -> None:
     try:
         for _ in range(2):
             with pytest.raises(UsageError):
-                moving.move(run_dir, sites.here, sites.there)
+                move_run.move(run_dir, sites.here, sites.there)
             assert lives(run_dir)
             assert not (run_dir / "verdict.json").exists()
             assert not (run_dir / "move.json").exists()

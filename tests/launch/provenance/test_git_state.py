@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.launch.provenance import git_state as asked
+from pitools.launch.provenance import git_state
 from tests.launch.conftest import Git
 
 
@@ -34,7 +34,7 @@ def test_commit_and_patch_give_the_workdir(work: Path, git: Git, tmp_path: Path)
     (work / "loop.py").unlink()
     (work / "settings.toml").write_text("rate = 2\n")
     before = git("status", "--porcelain"), (work / ".git" / "index").read_bytes()
-    found = asked.look(work, tmp_path / "dirty.patch")
+    found = git_state.look(work, tmp_path / "dirty.patch")
     assert (found.branch, found.described, found.dirty, found.said, found.left_out) == ("main", "v1", True, "", ())
     assert found.commit == git("rev-parse", "HEAD")
     assert stat.S_IMODE((tmp_path / "dirty.patch").stat().st_mode) == 0o600
@@ -52,7 +52,7 @@ def test_a_clean_repository_has_no_patch(work: Path, git: Git, tmp_path: Path) -
     (work / "env" / "pyvenv.cfg").touch()
     (work / "runs").mkdir()
     (work / "runs" / "log").touch()
-    found = asked.look(work, tmp_path / "dirty.patch", without={work / "runs"})
+    found = git_state.look(work, tmp_path / "dirty.patch", without={work / "runs"})
     assert (found.dirty, found.patch) == (False, "")
     assert not (tmp_path / "dirty.patch").exists()
 
@@ -62,7 +62,7 @@ def test_large_files_are_named_with_their_digest(work: Path, git: Git, tmp_path:
     (work / "weights").touch()
     os.truncate(work / "weights", 256 << 20)
     (work / "settings.toml").write_text("rate = 2\n")
-    found = asked.look(work, tmp_path / "dirty.patch")
+    found = git_state.look(work, tmp_path / "dirty.patch")
     (large,) = found.left_out
     assert (large.path, large.bytes, large.digest[:13]) == ("weights", 256 << 20, "xxh3_128x64m:")
     assert 0 < found.patch_bytes < 1000
@@ -74,23 +74,23 @@ def test_submodules_and_a_first_commit_to_come(work: Path, git: Git, tmp_path: P
     other.mkdir()
     git("init", "-q", "-b", "main", at=other)
     (other / "x").touch()
-    empty = asked.look(other, tmp_path / "first.patch")
+    empty = git_state.look(other, tmp_path / "first.patch")
     assert (empty.commit, empty.dirty, empty.left_out) == ("", True, ())
     assert b"b/x" in (tmp_path / "first.patch").read_bytes()
     git("add", "-A", at=other)
     git("commit", "-q", "-m", "first", at=other)
     git("submodule", "add", "-q", str(other), "lib")
     git("clone", "-q", str(other), "nested")
-    found = asked.look(work, tmp_path / "dirty.patch")
+    found = git_state.look(work, tmp_path / "dirty.patch")
     assert b"Subproject commit" in (tmp_path / "dirty.patch").read_bytes()
     assert [one.path for one in found.left_out] == ["nested/"]
 
 
 def test_no_repository_and_no_git(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is needed; that it is missing is said."""
-    assert asked.look(work, tmp_path / "p").said == "the workdir is in no repository"
+    assert git_state.look(work, tmp_path / "p").said == "the workdir is in no repository"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert asked.look(work, tmp_path / "p").said == "there is no git here"
+    assert git_state.look(work, tmp_path / "p").said == "there is no git here"
 
 
 def test_a_git_that_hangs_is_left(
@@ -101,9 +101,9 @@ def test_a_git_that_hangs_is_left(
     (tmp_path / "bin" / "git").write_text("#!/bin/sh\nsleep 60\n")
     (tmp_path / "bin" / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(asked, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(git_state, "_TIMEOUT_S", 0.3)
     began = time.monotonic()
-    assert asked.look(work, tmp_path / "p").said.startswith("git gave no answer: no answer within")
+    assert git_state.look(work, tmp_path / "p").said.startswith("git gave no answer: no answer within")
     assert time.monotonic() - began < 20
 
 
@@ -112,9 +112,9 @@ def test_another_users_repository(work: Path, git: Git, tmp_path: Path) -> None:
     """git refuses one that is not ours, whose settings could run programs; that is said, and nothing is run."""
     git("config", "core.fsmonitor", f"touch {tmp_path}/ran")
     subprocess.run(["chown", "-R", "nobody", str(work)], check=True)
-    assert "another user's" in asked.look(work, tmp_path / "p").said
+    assert "another user's" in git_state.look(work, tmp_path / "p").said
     subprocess.run(["chown", "-R", "root", str(work)], check=True)
-    assert asked.look(work, tmp_path / "p").said == ""
+    assert git_state.look(work, tmp_path / "p").said == ""
     assert not (tmp_path / "ran").exists()
 
 
@@ -122,14 +122,14 @@ def test_inside_a_hook(work: Path, git: Git, tmp_path: Path, monkeypatch: pytest
     """Started by a hook of another repository, whose variables are set, it still asks the workdir's own."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "no" / "index"))
-    assert asked.look(work, tmp_path / "p").commit
+    assert git_state.look(work, tmp_path / "p").commit
 
 
 def test_remotes_are_not_told(work: Path, git: Git, tmp_path: Path) -> None:
     """No address of a remote, which may hold a token, is in what is kept."""
     git("remote", "add", "origin", "https://user:t0ken@git.example.org/x")
     (work / "settings.toml").write_text("rate = 2\n")
-    found = asked.look(work, tmp_path / "p")
+    found = git_state.look(work, tmp_path / "p")
     assert "t0ken" not in repr(found)
     assert b"t0ken" not in (tmp_path / "p").read_bytes()
     assert shutil.which("git")

@@ -18,9 +18,9 @@ RANK = """
 import sys, msgspec
 from pathlib import Path
 from pitools.launch.plan import Plan
-from pitools.launch.provenance import import_guard as guard
+from pitools.launch.provenance import import_guard
 plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
-guard.check_running(plan)
+import_guard.check_running(plan)
 if plan.request.entry:
     module, name = plan.request.entry.split(":")
     getattr(__import__(module, fromlist=[name]), name)(**plan.request.args)

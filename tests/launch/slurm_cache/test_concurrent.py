@@ -20,7 +20,7 @@ from pitools.site.schema import Slurm as SlurmOf
 # As many processes as are asked for, each of which looks once, all at the same moment.
 LOOK = """
 import os, sys
-from pitools.launch import slurm_cache as polling
+from pitools.launch import slurm_cache
 from pitools.site.schema import Site, Slurm
 
 site = Site(name="x", slurm=Slurm(conf=sys.argv[1]))
@@ -29,7 +29,7 @@ for _ in range(int(sys.argv[2])):
     if not os.fork():
         os.close(start)
         os.read(wait, 1)  # ends when all are there
-        told = polling.states(site, sys.argv[3:])
+        told = slurm_cache.states(site, sys.argv[3:])
         os.write(1, (" ".join(one.state for one in told.values()) + "\\n").encode())
         os._exit(0)
 os.close(start)
