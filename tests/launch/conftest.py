@@ -129,7 +129,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A Slurm of the test's own in place of the real one; `once` has its own tests, with a real sbatch."""
+    """A Slurm of the test's own in place of the real one; `exactly_once` has its own tests, with a real sbatch."""
     made: Any = Cluster()
     monkeypatch.setattr(slurm_cache, "ask", made.ask)
     monkeypatch.setattr(slurm_query, "client", lambda site: made)

@@ -164,7 +164,7 @@ def _is_fresh(t: str) -> bool:
 
 
 class Watch:
-    """Looks at a run until it has ended: its folder each time, and what Slurm told whoever asked last (`polling`).
+    """Looks at a run until it has ended: its folder each time, and what Slurm told whoever asked last (`slurm_cache`).
 
     Slurm out of reach is waited through: it says nothing about the run. A job that Slurm, asked again and again, does
     not know has ended without a word: `lost` is then true.

@@ -75,7 +75,7 @@ def take(
 ) -> Code:
     """Copy a workdir to the new folder `to`. without: folders in it that are no part of it, such as that of all runs.
 
-    ignored: what git ignores there, None where that is not known: see exclusions.py. Bytes are copied, never shared, so
+    ignored: what git ignores there, None where that is not known: see copy_rules.py. Bytes are copied, never shared, so
     that no later change here is one there. Raises ConfigError for what cannot be read, and for more than `limit` bytes
     or 50,000 files.
     """

@@ -1,10 +1,10 @@
 """What a run was made from: recorded in its folder before it is submitted, and the code that it runs along with it.
 
-code/ code.json     the workdir as it was, which is what runs: see code.py
+code/ code.json     the workdir as it was, which is what runs: see code_copy.py
 provenance.json     pit.provenance/1
 site.json           the site as it was resolved, less what its variables may hold of secrets
 environment.txt     the packages: see environment.py
-dirty.patch         what git had not committed: see git.py
+dirty.patch         what git had not committed: see git_state.py
 
 The plan, the script and the request stand beside these; a dataset's version is in the plan, the order of the nodes in
 each attempt's `hostfile`.

@@ -29,7 +29,7 @@ def entries(
 ) -> list[Entry]:
     """All of a folder, below `name`, but for caches, version control, environments, runs, datasets and exclusions.
 
-    ignored: what git ignores there, None where that is not known: see exclusions.py. Links are kept where they stay
+    ignored: what git ignores there, None where that is not known: see copy_rules.py. Links are kept where they stay
     inside. Raises ConfigError for a link that leads out, for what is neither file nor folder, a name that is not
     printable, and for more than `limit` bytes or 50,000 files.
     """

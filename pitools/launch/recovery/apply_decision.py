@@ -2,7 +2,7 @@
 
 verdict.json                    made by link(2): there is one, and the first to be made holds
 attempts/<n>/decision.json      what was decided after that attempt
-jobs/<k>/cause.json             why a job ended that never began an attempt: see unbegun.py
+jobs/<k>/cause.json             why a job ended that never began an attempt: see unstarted_jobs.py
 """
 
 from __future__ import annotations

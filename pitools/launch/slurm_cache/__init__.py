@@ -2,7 +2,7 @@
 
 A folder keeps the last answer of each cluster. Whoever finds it due asks, for all of the user's jobs at once; the
 others read, or wait for, that answer. Accounting is asked about jobs that slurmctld has forgotten, and nothing else.
-However many look, both daemons together get no more than `budget.py` allows.
+However many look, both daemons together get no more than `rate_limit.py` allows.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Kept(Record, frozen=True, kw_only=True, tag="pit.polling/1"):
 
     asked_s: when the last good answer was asked for; jobs: that answer. wait_s: until the next. failed, unaccounted:
     why slurmctld, accounting gave none to the last question. wanted: job id → when somebody first, and last, asked
-    about it. accounts: by job id. calls: that the bucket of budget.py held at calls_s.
+    about it. accounts: by job id. calls: that the bucket of rate_limit.py held at calls_s.
     """
 
     asked_s: float = 0.0

@@ -9,7 +9,7 @@
 The job's name is its own, so it can be looked for; who finds an intent without a job looks first. One process at a time
 has the run's lock, and its sbatch has it too: while that lives nobody looks, and what it answers is in the locked file.
 slurmctld may still be digesting a request when its sender has given up, so that there is none is only believed some
-time after. Should it be wrong all the same, the jobs themselves settle which of them runs: see leave.py.
+time after. Should it be wrong all the same, the jobs themselves settle which of them runs: see grant.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The best nodes for a run: chosen when its job is queued, and looked after until it starts, for a while.
 
-found = nodes.fabric(plan, site, slurm)         before anything is queued
+found = node_choice.fabric(plan, site, slurm)   before anything is queued
 job = ... sbatch with HELD, if there is one ...
-got = nodes.get(plan, found, slurm, job_id)
+got = node_choice.get(plan, found, slurm, job_id)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     <k>/                the k-th submission, k = 0, 1, ...
         intent.json     pit.intent/1: on disk before sbatch is called
         job.json        pit.job-ref/1: the job that came of it; the newest is <run>/job.json too
-        leave           a link that lets one job run, should there be two: see leave.py
+        leave           a link that lets one job run, should there be two: see grant.py
 """
 
 from __future__ import annotations

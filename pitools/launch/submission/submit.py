@@ -111,7 +111,7 @@ def _undo(run_dir: Path, site: Site) -> None:
 
 
 def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -> Plan:
-    """Make the run's folder, whole or not at all; returns the plan of what runs: see reproduce/provenance.py."""
+    """Make the run's folder, whole or not at all; returns the plan of what runs: see provenance/provenance.py."""
     building = run_dir.with_name(f".{run_dir.name}")
     shutil.rmtree(building, ignore_errors=True)  # of a move that was killed: no other run has this id
     run_folder.make(building, site.paths.runs_access)

@@ -1,7 +1,8 @@
 """Tickets of a site whose files are seen from here: a plan becomes a job of a given name, once, and can be asked for.
 
-launch/far/ has the same functions for a site that shares no file system. A ticket's run folder is `<runs>/<name>`,
-and the job that Slurm knows has the same name: so both can be found by a process that never heard an answer.
+launch/tickets/remote/ has the same functions for a site that shares no file system. A ticket's run folder is
+`<runs>/<name>`, and the job that Slurm knows has the same name: so both can be found by a process that never heard an
+answer.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _SIGNALLED = 128
 
 
 class Seen(NamedTuple):
-    """What is known of a ticket. leave: its word, see leave.py. job: as squeue shows it, if it does.
+    """What is known of a ticket. leave: its word, see grant.py. job: as squeue shows it, if it does.
 
     state: Slurm's word; ABSENT: nobody knows it; UNKNOWN: it was queued, and Slurm cannot say what became of it;
     FORGOTTEN: nor has Slurm's accounting, which answers, ever heard of its end.
