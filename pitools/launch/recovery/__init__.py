@@ -1,1 +1,1 @@
-"""Why an attempt ended, and what follows from that: evidence, causes, policy, exclusions."""
+"""Recovery: what follows from the end of an attempt, decided and done."""
