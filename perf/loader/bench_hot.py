@@ -4,7 +4,7 @@ perf/run loader_hot [--quick] [--rounds 5] [--disk /var/tmp]
 
 Ours is the whole loader, two threads and its ring of buffers, with checksums compared at the first read of a chunk as
 by default, which has happened before, and each time (`always`). Every peer reads the same windows into one buffer that
-is used again; the memory maps into as many as ours has, one after another. Dataset and machine as in `loader_sets.py`.
+is used again; the memory maps into as many as ours has, one after another. Dataset and machine as in `loader_data.py`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ JOBS = 8
 ONE, EIGHT, PEER = "pit-stage run", f"{JOBS} pit-stage run", f"{JOBS} rsync -a"
 WALL = 1.2  # times one stage
 SOURCE = 0.995  # set ÷ bytes read: once, but for what waiting reads of locks and clocks
-AGAINST_RSYNC = 5.0  # as for one copy in bench_stage_copy.py
+AGAINST_RSYNC = 5.0  # as for one copy in bench_copy.py
 
 
 class Flight:

@@ -4,7 +4,7 @@ Of 50 KB, 500 to a folder; memory to memory also of 4 kB and of 30 kB in a folde
 
 perf/run stage_small [--quick] [--rounds 5] [--disk /var/tmp] [--memory /dev/shm]
 
-The same race as bench_stage_copy.py. What each run wrote to the disk is emptied afterwards and removed at the end: on
+The same race as bench_copy.py. What each run wrote to the disk is emptied afterwards and removed at the end: on
 an ext4 without a journal, removing it at once would slow the next run's new files several times.
 """
 

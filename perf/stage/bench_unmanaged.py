@@ -2,7 +2,7 @@
 
 perf/run stage_unmanaged [--quick] [--rounds 5] [--memory /dev/shm]
 
-The same race as bench_stage_copy.py, written by zarr-python with its own codecs; the chunks hold random bytes. Ours
+The same race as bench_copy.py, written by zarr-python with its own codecs; the chunks hold random bytes. Ours
 hashes every byte, judges every chunk by what it says of itself, and lists the store again at the end.
 """
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, PitError, ToolMissing, TryLater, Unreachable
 
-# ssh keeps 255 for its own failures; the remote wrapper in reach.py keeps Slurm's commands from using it.
+# ssh keeps 255 for its own failures; the remote wrapper in transport.py keeps Slurm's commands from using it.
 SSH_FAILED = 255
 NOT_FOUND = 127
 _SIGNALLED = 128  # above it a shell tells of the signal that ended its command

@@ -104,8 +104,8 @@ def call(
 ) -> subprocesses.Completed:  # fmt: skip
     """Run a command where it is reached, with `env` on top, and without the variables that would bend Slurm's.
 
-    All commands to a host share one connection: see mux.py. stdin: text, or a file or pipe to read. stdout: where the
-    output goes instead of into the answer; over ssh what the login says comes first there, and ends with MARK.
+    All commands to a host share one connection: see ssh_mux.py. stdin: text, or a file or pipe to read. stdout: where
+    the output goes instead of into the answer; over ssh what the login says comes first there, and ends with MARK.
     Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file, or one of others; over
     ssh as far as a few tools there can tell.
     """
