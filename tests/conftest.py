@@ -101,6 +101,14 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what uses Slurm on one of pytest-xdist's workers, and each other file on one, with its fixtures."""
+    for item in items:
+        needs = {"clusters", "slurm_installed"} & set(getattr(item, "fixturenames", ()))
+        slurm = needs or item.get_closest_marker("slurm")
+        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.nodeid.partition("::")[0]))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line how many tests were skipped for want of root or Slurm."""
     reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
