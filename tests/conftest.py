@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,12 +102,20 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep what uses Slurm on one of pytest-xdist's workers, and each other file on one, with its fixtures."""
     for item in items:
         needs = {"clusters", "slurm_installed"} & set(getattr(item, "fixturenames", ()))
         slurm = needs or item.get_closest_marker("slurm")
         item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a worker's test as it is typed, without the group that pytest-xdist adds for its own reports."""
+    if hasattr(report, "node"):
+        report.nodeid = re.sub(r"@[^]@]*$", "", report.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
