@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -78,6 +80,15 @@ def pit_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def program() -> list[str]:
     """The argv that starts the real `pit-stage`."""
     return PIT_STAGE
+
+
+@pytest.fixture
+def commons() -> Iterator[Path]:
+    """A folder that every user may enter, as a node's disk is."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,15 +23,6 @@ from pitools.stage.sources.open import load
 from pitools.stage.stage import stage
 
 FOLDERS = ["objects", ".tmp", ".locks", ".leases", ".records", ".quarantine"]
-
-
-@pytest.fixture
-def commons() -> Iterator[Path]:
-    """A folder that every user may enter, as a node's disk is."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def as_user(uid: int, action: Callable[[], object]) -> str:

@@ -79,14 +79,12 @@ def test_a_file_of_another_version_is_never_written_through(make_dataset, build,
 
 
 @pytest.mark.usefixtures("as_root")
-def test_what_was_linked_is_gone_on_with_by_who_is_not_root(build, tmp_path: Path, shards):
+def test_what_was_linked_is_gone_on_with_by_who_is_not_root(build, commons: Path, shards):
     """A read-only file that an interrupted copy left is begun anew, though only root could write to it."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    root, user = tmp_path / "pit", 65534
+    root, user = commons / "pit", 65534
     root.mkdir()
     os.chown(root, user, user)
-    older, source = build(tmp_path / "old", {"L": RANGE + 5}), build(tmp_path / "new", shards)
+    older, source = build(commons / "old", {"L": RANGE + 5}), build(commons / "new", shards)
     as_user(lambda: stage(load(older), root), user)
     interrupted(source, root, bytes_per_s=8 << 20, until=several, user=user)
     as_user(lambda: (root / "objects" / older.name / "manifest.json").unlink(), user)  # it is no version any more
