@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -102,20 +101,21 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what uses Slurm on one of pytest-xdist's workers, and each other file on one, with its fixtures."""
-    for item in items:
-        needs = {"clusters", "slurm_installed"} & set(getattr(item, "fixturenames", ()))
-        slurm = needs or item.get_closest_marker("slurm")
-        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep each file on one of pytest-xdist's workers, with its fixtures, and all that use alpha and beta on one.
 
+    The groups of `--dist loadgroup` are no choice: with pytest 9.2 nothing is left of them, and nothing says so.
+    """
+    from xdist.scheduler import LoadFileScheduling
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a worker's test as it is typed, without the group that pytest-xdist adds for its own reports."""
-    if hasattr(report, "node"):
-        report.nodeid = re.sub(r"@[^]@]*$", "", report.nodeid)
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            text = (REPO / path).read_text()
+            return "alpha and beta" if "mark.slurm" in text and "slurm_installed" not in text else path
+
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
