@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slurm
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
-# Steps of 0.1 s with a safe one every five, as a program without our checkpoints would keep it.
+# Steps of 0.1 s with a safe one every five, as a program without our checkpoints would keep it; a test may end it.
 LOOP = """\
 import os, sys, time
 from pathlib import Path
@@ -34,7 +34,7 @@ run, rank = Path(os.environ["PIT_RUN_DIR"]), int(os.environ["PIT_RANK"])
 safe = run / "progress"
 step = int(safe.read_text()) if safe.exists() else 0
 log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"]) / "steps", rank)
-while step < int(sys.argv[1]):
+while step < int(sys.argv[1]) and not (run / "enough").exists():
     time.sleep(0.1)
     log.write(step=step, loss=1 / (step + 1), wall_s=0.1, input_s=0, compute_s=0.1, comm_s=0, samples=1)
     step += 1
@@ -230,8 +230,8 @@ def test_the_time_limit_is_no_end(made: Callable[..., dict[str, Any]], pit: Pit)
 def test_a_run_on_this_machine_goes_on(pit: Pit, tmp_path: Path) -> None:
     """After a kill -9 of its supervisor the ranks are found, and named; without them it goes on, when asked to."""
     (tmp_path / "loop.py").write_text(LOOP)
-    # Long enough that the ranks still run when `resume` looks for them, also on a busy machine.
-    text = REQUEST.format(steps=80, nodes=1, time="5m").replace('tier = "low"\n', "")
+    # So long that the ranks still run when `resume` looks for them.
+    text = REQUEST.format(steps=3000, nodes=1, time="5m").replace('tier = "low"\n', "")
     (tmp_path / "loop.toml").write_text(text)
     run = json.loads(pit("launch", "run", "loop.toml").stdout)
     until(lambda: len(steps(run)) > 6)
@@ -244,6 +244,8 @@ def test_a_run_on_this_machine_goes_on(pit: Pit, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     assert json.loads(pit("launch", "resume", run["run_dir"]).stdout)["action"] == "resubmit"
+    until(lambda: steps(run, 1))
+    (Path(run["run_dir"]) / "enough").touch()
     code, rows = watched(pit, run)
     assert (code, rows[-1]["state"]) == (0, "COMPLETED")
     assert 0 <= steps(run)[-1] + 1 - steps(run, 1)[0] <= 5

@@ -308,6 +308,7 @@ def test_what_fits_no_site_is_not_queued(env: dict[str, str], tmp_path: Path) ->
         assert "fits nowhere now: beta/train: 0 of 8 nodes can serve" in pit(env, "list").stdout
     finally:
         subprocess.run([*update, "state=resume"], env=slurm, check=True)
+    shutil.rmtree(env["XDG_CACHE_HOME"])  # what beta said of itself before
     _until(lambda: pit(env, "tick").returncode == 0 and bool(ran(tmp_path)))
 
 
