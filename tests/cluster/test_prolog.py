@@ -81,7 +81,7 @@ def cluster(slurm_installed: None, repo: Path) -> Iterator[Cluster]:
         hook.write_text(HOOK.format(folder=folder, script=repo / "scripts" / "pit-prolog"))
         hook.chmod(0o755)
         devcluster = str(repo / "scripts" / "devcluster")
-        ports = 18000 + os.getpid() % 10 * 400
+        ports = 18000 + os.getpid() % 5 * 400  # below those where stagers of another worker's tests listen
         argv = [devcluster, "up", "--root", str(root), "--clusters", "delta", "--nodes", "2", "--base-port", str(ports)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
         try:

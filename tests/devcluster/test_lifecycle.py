@@ -36,7 +36,7 @@ def root(devcluster):
 
 def options(root: Path, second: int = 0) -> list[object]:
     """A cluster of two nodes at ports that nobody uses, nor the other (`second` = 1) of this test run will."""
-    ports = (23000 + ((os.getpid() + number) % 10 * 2 + second) * 400 for number in range(10))
+    ports = (2000 + ((os.getpid() + number) % 10 * 2 + second) * 400 for number in range(10))
     port = next(port for port in ports if is_free(port))
     return ["--root", root, "--clusters", "gamma", "--nodes", 2, "--base-port", port]
 
