@@ -135,7 +135,7 @@ def pipelines(small: Small, recording: Path, repo: Path, tmp_path_factory: pytes
     (folder / "scripts/examples/bc_torch.toml").write_text(example(repo, "torch", nodes=2))
     (folder / "recordings").symlink_to(recording.parent)
     # The submitter's own default site must not reach the job: its order is of the fabric that it runs on.
-    env = {"PIT_RUNS": str(folder / "runs"), "PIT_SITE": "beta"}
+    env = {"PIT_RUNS": str(folder / "runs"), "PIT_SITE": "beta", "XDG_STATE_HOME": str(folder / "state")}
     said = follow(repo, folder, "README.md", 0, **env)
     jax = [json.loads(line) for line in said.splitlines() if '"run_dir"' in line][-1]
     argv = [PIT, "launch", "run", "scripts/examples/bc_torch.toml", "--site", "alpha", "--data", "demo=datasets/demo"]
