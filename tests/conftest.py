@@ -152,8 +152,15 @@ def pit(tmp_path: Path, dev_sites: Path) -> Callable[..., subprocess.CompletedPr
         name = words[0] if words[0] in ("pit-stage", "psbatch") else "pit"
         rest = words[1:] if words[0] == name else words
         return subprocess.run(
-            [str(bin_folder / name), *rest], cwd=tmp_path, env={**env, **more}, input=stdin, text=True,
-            capture_output=True, timeout=280, check=False, umask=umask,
-        )  # fmt: skip
+            [str(bin_folder / name), *rest],
+            cwd=tmp_path,
+            env={**env, **more},
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=280,
+            check=False,
+            umask=umask,
+        )
 
     return call

@@ -200,8 +200,25 @@ def test_torch_on_both_clusters_by_site_alone(pipelines: Pipelines, alone: dict[
 def test_a_rendered_script_runs_by_hand(clusters: Path, pit: Pit, tmp_path: Path) -> None:
     """What `script render` prints, given to sbatch, starts ranks that know their place and each other."""
     words = ["echo $PIT_RANK/$PIT_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT"]
-    made = pit("script", "render", "train", "--site", "beta", "--nodes", "2", "--tasks-per-node", "2", "--time", "2m",
-               "--framework", "torch", "--", "bash", "-c", *words)  # fmt: skip
+    made = pit(
+        "script",
+        "render",
+        "train",
+        "--site",
+        "beta",
+        "--nodes",
+        "2",
+        "--tasks-per-node",
+        "2",
+        "--time",
+        "2m",
+        "--framework",
+        "torch",
+        "--",
+        "bash",
+        "-c",
+        *words,
+    )
     (tmp_path / "job.sh").write_text(made.stdout)
     done = pit("psbatch", "--site", "beta", "--parsable", "--wait", "job.sh", PIT_PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr

@@ -17,10 +17,10 @@ PLAIN = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
 
 def run(
     argv: list[str], env: Mapping[str, str] = PLAIN, before: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, env=dict(env), capture_output=True, text=True, timeout=60, check=False, preexec_fn=before
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -38,10 +38,16 @@ def test_a_full_disk_behind_stdout() -> None:
 
 
 @pytest.mark.parametrize(
-    "env", [{"PATH": ""}, {"PATH": "/usr/bin:/bin", "LANG": "C", "LC_ALL": "C"}, {"PYTHONPATH": "/nonexistent"},
-            {"TMPDIR": "/nonexistent", "HOME": "/nonexistent"}, {}],
+    "env",
+    [
+        {"PATH": ""},
+        {"PATH": "/usr/bin:/bin", "LANG": "C", "LC_ALL": "C"},
+        {"PYTHONPATH": "/nonexistent"},
+        {"TMPDIR": "/nonexistent", "HOME": "/nonexistent"},
+        {},
+    ],
     ids=["no-path", "C", "pythonpath", "no-tmpdir", "empty"],
-)  # fmt: skip
+)
 def test_a_poor_environment(env: dict[str, str]) -> None:
     """Neither PATH, HOME, TMPDIR nor a locale is needed to list sites."""
     done = run([PIT, "site", "list"], env)

@@ -144,8 +144,9 @@ def of_torch(home: Path, mebibytes: int, clock: Clock) -> Saves:
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
     adapter = Dcp()
     guard, steps, numbers = Guard(home / "ours", adapter, keep_last=99), itertools.count(1), itertools.count(1)
-    options = StagingOptions(use_pinned_memory=False, use_shared_memory=False, use_async_staging=False,
-                             use_non_blocking_copy=False)  # fmt: skip
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
     stager = DefaultStager(options)
 
     def ours() -> None:
@@ -182,14 +183,20 @@ def measure(framework: str, where: str, home: Path, mebibytes: int, rounds: int)
     text = {who: f"{min(blocked[who]):.3f} of {min(total[who]):.3f} s" for who in saves}
     say(f"{framework} {where}: blocked and in all, ours {text['ours']}, peer {text['peer']}")
     return [
-        compare(f"{what}, {mebibytes} MiB to {where}", framework, version(framework), times["ours"], times["peer"],
-                reach=REACH)
+        compare(
+            f"{what}, {mebibytes} MiB to {where}",
+            framework,
+            version(framework),
+            times["ours"],
+            times["peer"],
+            reach=REACH,
+        )
         for what, times in (
             ("until safe", total),
             ("with the guard's part", {"ours": total["ours"], "peer": without}),
             ("until training goes on", blocked),
         )
-    ]  # fmt: skip
+    ]
 
 
 def main() -> int:

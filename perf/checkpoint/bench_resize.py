@@ -52,17 +52,27 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)} | {
-        "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PIT_NONCE": "aa",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        "PIT_WORLD_SIZE": str(world_size), "PIT_ATTEMPT_DIR": str(attempt), "PIT_DATA_DEMO": str(data),
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PIT_NONCE": "aa",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "PIT_WORLD_SIZE": str(world_size),
+        "PIT_ATTEMPT_DIR": str(attempt),
+        "PIT_DATA_DEMO": str(data),
         "PIT_CHECKPOINT_DIR": str(attempt.parent / "checkpoints"),
-    }  # fmt: skip
+    }
     call = f"from pitools.train.{module} import main; main(steps={until}, batch_size={BATCH})"
     ranks = [
-        subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.DEVNULL,
-                         env=env | {"PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            [sys.executable, "-c", call],
+            stdout=subprocess.DEVNULL,
+            env=env | {"PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank)},
+        )
         for rank in range(world_size)
-    ]  # fmt: skip
+    ]
     if any(tuple(rank.wait(LIMIT_S) for rank in ranks)):
         sys.exit(f"{module}: a rank of {world_size} failed")
     return [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]

@@ -123,10 +123,16 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
     text = {who: [round(count / 2**20) for count in counts] for who, counts in came.items()}
     say(f"{framework}: MiB from the device, ours {text['ours']}, peer {text['peer']}")
     cases = [
-        compare(f"restore, {mebibytes} MiB, {kind}", framework, version(framework), found["ours"], found["peer"],
-                reach=REACH)
+        compare(
+            f"restore, {mebibytes} MiB, {kind}",
+            framework,
+            version(framework),
+            found["ours"],
+            found["peer"],
+            reach=REACH,
+        )
         for kind, found in times.items()
-    ]  # fmt: skip
+    ]
     ratios = [theirs / max(1, ours) for ours, theirs in zip(came["ours"][1:], came["peer"][1:], strict=True)]
     what = f"restore, {mebibytes} MiB, cold: bytes from the device"
     return [*cases, judge(what, framework, version(framework), ratios, reach=FETCHED_ONCE)]

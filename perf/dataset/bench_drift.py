@@ -80,12 +80,21 @@ def manifest(arrays: dict[str, Sums], parent: Manifest | None = None) -> Manifes
     steps = int(arrays["action"].rows.sum())
     known = {name: sums.statistics() for name, sums in arrays.items()}
     return Manifest(
-        name="x", episodes=len(arrays["action"].rows), steps=steps, files=(), statistics=known,
-        arrays={name: ArraySchema(shape=(steps, 8, 8, 3) if name == CAMERA else (steps, len(told.mean)),
-                                  dtype="uint8" if name == CAMERA else "float64") for name, told in known.items()},
+        name="x",
+        episodes=len(arrays["action"].rows),
+        steps=steps,
+        files=(),
+        statistics=known,
+        arrays={
+            name: ArraySchema(
+                shape=(steps, 8, 8, 3) if name == CAMERA else (steps, len(told.mean)),
+                dtype="uint8" if name == CAMERA else "float64",
+            )
+            for name, told in known.items()
+        },
         source=({"file": "a"}, {"file": "b"})[: 1 + bool(parent)],
         parent=manifests.version(manifests.encode(parent)) if parent else "",
-    )  # fmt: skip
+    )
 
 
 def looked_at(name: str, episodes: list[Episode], first: int) -> list[Floats]:
@@ -135,9 +144,13 @@ def light(change: Callable[[Floats], Floats]) -> Callable[[list[Episode], np.ran
 
 
 FAULTS = {
-    "x1000": scaled(1000), "x57.3": scaled(57.3), "x57.3 of one column": scaled(57.3, one=True), "dead joint": dead,
-    "dark": light(lambda grey: grey / 4), "bright": light(lambda grey: grey + 100),
-}  # fmt: skip
+    "x1000": scaled(1000),
+    "x57.3": scaled(57.3),
+    "x57.3 of one column": scaled(57.3, one=True),
+    "dead joint": dead,
+    "dark": light(lambda grey: grey / 4),
+    "bright": light(lambda grey: grey + 100),
+}
 
 
 def _moving(episodes: list[Episode], rng: np.random.Generator) -> int:
@@ -152,8 +165,14 @@ def bridge() -> list[Episode]:
 
     with h5py.File(REPO.parent / "shared/data/robot/bridge_widowx_robomimic.hdf5") as file:
         demos = [file[f"data/demo_{number}"] for number in range(len(file["data"]))]
-        return [{"action": demo["actions"][:].astype(np.float64), "obs/state": demo["obs/robot0_proprio"][:],
-                 CAMERA: demo["obs/agentview_image"][:, ::8, ::8].astype(np.float64)} for demo in demos]  # fmt: skip
+        return [
+            {
+                "action": demo["actions"][:].astype(np.float64),
+                "obs/state": demo["obs/robot0_proprio"][:],
+                CAMERA: demo["obs/agentview_image"][:, ::8, ::8].astype(np.float64),
+            }
+            for demo in demos
+        ]
 
 
 def reach() -> list[Episode]:
@@ -162,8 +181,10 @@ def reach() -> list[Episode]:
     from make_recording import simulate
 
     made = simulate(400, 60, np.random.default_rng(0))
-    return [{"action": action, "obs/state": state, "reward": reward[:, None].astype(np.float64)}
-            for action, state, reward in zip(made["action"], made["proprio"], made["reward"], strict=True)]  # fmt: skip
+    return [
+        {"action": action, "obs/state": state, "reward": reward[:, None].astype(np.float64)}
+        for action, state, reward in zip(made["action"], made["proprio"], made["reward"], strict=True)
+    ]
 
 
 def series(folder: Path, name: str) -> list[Episode]:
@@ -201,7 +222,10 @@ def expert(task: str) -> list[Episode]:
 def recordings(only: set[str]) -> Iterator[tuple[str, list[Episode]]]:
     """Every recording that is here, by name."""
     known: dict[str, Callable[[], list[Episode]]] = {
-        "bridge": lambda: bridge()[:13], "reach": reach, "bridge-2": lambda: bridge()[13:]}  # fmt: skip
+        "bridge": lambda: bridge()[:13],
+        "reach": reach,
+        "bridge-2": lambda: bridge()[13:],
+    }
     if aeon := importlib.util.find_spec("aeon"):
         folder = Path(str(aeon.origin)).parent
         for name in ("BasicMotions", "JapaneseVowels", "PickupGestureWiimoteZ"):
@@ -264,8 +288,11 @@ def _table(name: str, fault: str, found: dict[int, list[list[str]]]) -> None:
             for reason in reasons:
                 why[reason] = why.get(reason, 0) + 1
         share = sum(map(bool, each)) / len(each)
-        print(f"{name:24} {fault or 'healthy':20} {added:3} episodes: {share:7.2%} of {len(each)} refused  "
-              f"{dict(sorted(why.items(), key=lambda item: -item[1])[:4])}", file=sys.stderr)  # fmt: skip
+        print(
+            f"{name:24} {fault or 'healthy':20} {added:3} episodes: {share:7.2%} of {len(each)} refused  "
+            f"{dict(sorted(why.items(), key=lambda item: -item[1])[:4])}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -76,8 +76,13 @@ def main() -> int:
         kept = make(home / "kept", [size] * shards, seed=2)
         root, name, version = kept.folder.parent.parent, kept.folder.parent.name, kept.version
         tags.move(root, name, "prod", version)
-        record = Retired(name=name, version=version, when="2020-01-01T00:00:00Z", by="",
-                         published=published((kept.folder / FILE_NAME).stat().st_mtime_ns))  # fmt: skip
+        record = Retired(
+            name=name,
+            version=version,
+            when="2020-01-01T00:00:00Z",
+            by="",
+            published=published((kept.folder / FILE_NAME).stat().st_mtime_ns),
+        )
         version_state.write(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"
         began = time.perf_counter()
@@ -93,14 +98,17 @@ def main() -> int:
             out = execute(PYTHON, "-m", "perf.dataset.gc_peers", "icechunk", "gc", ice)
             spent.append(float(out.splitlines()[-1]))
 
-        times = in_turn(args.rounds, {
-            "idle": lambda: gc(idle.folder.parent.parent, ""),
-            "kept": lambda: gc(root, "tag prod"),
-            "idle, alone": lambda: alone(idle.folder.parent.parent),
-            "kept, alone": lambda: alone(root),
-            "icechunk": icechunk,
-            "dvc": lambda: dvc(work, "gc", "--workspace", "--force"),
-        })  # fmt: skip
+        times = in_turn(
+            args.rounds,
+            {
+                "idle": lambda: gc(idle.folder.parent.parent, ""),
+                "kept": lambda: gc(root, "tag prod"),
+                "idle, alone": lambda: alone(idle.folder.parent.parent),
+                "kept, alone": lambda: alone(root),
+                "icechunk": icechunk,
+                "dvc": lambda: dvc(work, "gc", "--workspace", "--force"),
+            },
+        )
         spent = spent[1:]
         for key, took in (times | {"icechunk": spent}).items():
             say(f"  {key}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
@@ -109,10 +117,11 @@ def main() -> int:
             case = f"gc with nothing to do, {what}, {case}"
             cases += [
                 judge(case, "limit 1 s", "", [LIMIT_S / took for took in times[key]], reach=1.0),
-                compare(case, "icechunk garbage_collect", versions["icechunk"], times[f"{key}, alone"], spent,
-                        reach=1.0),
+                compare(
+                    case, "icechunk garbage_collect", versions["icechunk"], times[f"{key}, alone"], spent, reach=1.0
+                ),
                 compare(case, "dvc gc --workspace", versions["dvc"], times[key], times["dvc"], reach=1.0),
-            ]  # fmt: skip
+            ]
         return report(cases)
 
 

@@ -89,10 +89,27 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
         say(f"  {number}: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in now.items()))
     cases = []
     for codec in CODECS:
-        cases.append(compare(f"{what}, {codec}, of min(read, write) bandwidth", "fio", fio_version(), times[codec],
-                             times["limit"], reach=OF_BANDWIDTH, command=" ".join(settings)))  # fmt: skip
-        cases.append(compare(f"{what}, {codec}", "zarr-python, one process, whole shards", zarr_version(), times[codec],
-                             times[f"zarr {codec}"], reach=OF_ZARR))  # fmt: skip
+        cases.append(
+            compare(
+                f"{what}, {codec}, of min(read, write) bandwidth",
+                "fio",
+                fio_version(),
+                times[codec],
+                times["limit"],
+                reach=OF_BANDWIDTH,
+                command=" ".join(settings),
+            )
+        )
+        cases.append(
+            compare(
+                f"{what}, {codec}",
+                "zarr-python, one process, whole shards",
+                zarr_version(),
+                times[codec],
+                times[f"zarr {codec}"],
+                reach=OF_ZARR,
+            )
+        )
     return cases
 
 

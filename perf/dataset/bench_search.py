@@ -39,12 +39,15 @@ def publish(root: Path, name: str, number: int) -> None:
     digest = f"xxh3_128:{number:032x}"
     files = sorted(f"{array}/c/{shard}" for array in ARRAYS for shard in range(5))
     made = Manifest(
-        name=name, episodes=100 + number % 100, steps=10_000, parent=f"{number:032x}",
+        name=name,
+        episodes=100 + number % 100,
+        steps=10_000,
+        parent=f"{number:032x}",
         arrays={array: ArraySchema(shape=(10_000, 7), dtype="float32") for array in ARRAYS},
         files=tuple(FileEntry(path=path, bytes=1 << 20, digest=digest) for path in files),
         source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
         tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
-    )  # fmt: skip
+    )
     data = manifests.encode(made)
     folder = root / name / manifests.version(data)
     folder.mkdir(parents=True)
@@ -89,12 +92,15 @@ def main() -> int:
         say(f"the index has {index.file_for(root).stat().st_size / 1e6:.1f} MB; {len(alone(root))} versions are found")
         if len(alone(root)) != by_reading(root):
             sys.exit("the index finds something else than the manifests say")
-        times = in_turn(args.rounds, {
-            "command": lambda: command(root, env),
-            "alone": lambda: alone(root),
-            "python": lambda: subprocess.run([sys.executable, "-c", "pass"], check=True),
-            "pit": lambda: subprocess.run([PIT, "dataset", "list", "--help"], capture_output=True, check=True),
-        })  # fmt: skip
+        times = in_turn(
+            args.rounds,
+            {
+                "command": lambda: command(root, env),
+                "alone": lambda: alone(root),
+                "python": lambda: subprocess.run([sys.executable, "-c", "pass"], check=True),
+                "pit": lambda: subprocess.run([PIT, "dataset", "list", "--help"], capture_output=True, check=True),
+            },
+        )
         for name, took in times.items():
             say(f"  {name}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
         reading = in_turn(1 if args.quick else 3, {"reading": lambda: by_reading(root)})["reading"]
@@ -107,14 +113,31 @@ def main() -> int:
         shutil.rmtree(cache)
         what = f"search {count:,} versions"
         pairs = len(reading)
-        return report([
-            judge(f"{what}: the command, warm", "limit 100 ms", "", [LIMIT_S / t for t in times["command"]], reach=1.0),
-            judge(f"{what}: without the start of `pit`", "limit 100 ms", "", [LIMIT_S / t for t in times["alone"]],
-                  reach=1.0),
-            judge(f"{what}: the command, one version new", "limit 100 ms", "", [LIMIT_S / t for t in spent], reach=1.0),
-            compare(f"{what}: without the start of `pit`", "reading every manifest", "msgspec",
-                    times["alone"][:pairs], reading, reach=20.0),
-        ])  # fmt: skip
+        return report(
+            [
+                judge(
+                    f"{what}: the command, warm", "limit 100 ms", "", [LIMIT_S / t for t in times["command"]], reach=1.0
+                ),
+                judge(
+                    f"{what}: without the start of `pit`",
+                    "limit 100 ms",
+                    "",
+                    [LIMIT_S / t for t in times["alone"]],
+                    reach=1.0,
+                ),
+                judge(
+                    f"{what}: the command, one version new", "limit 100 ms", "", [LIMIT_S / t for t in spent], reach=1.0
+                ),
+                compare(
+                    f"{what}: without the start of `pit`",
+                    "reading every manifest",
+                    "msgspec",
+                    times["alone"][:pairs],
+                    reading,
+                    reach=20.0,
+                ),
+            ]
+        )
 
 
 if __name__ == "__main__":

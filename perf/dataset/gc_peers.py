@@ -29,8 +29,9 @@ def make(folder: Path, shards: int, chunks: int) -> None:
     repo = repository(folder, new=True)
     session = repo.writable_session("main")
     shape = (shards * chunks * 16,)
-    array = zarr.create_array(session.store, name="a", shape=shape, dtype="u1", chunks=(16,), shards=(chunks * 16,),
-                              compressors=None)  # fmt: skip
+    array = zarr.create_array(
+        session.store, name="a", shape=shape, dtype="u1", chunks=(16,), shards=(chunks * 16,), compressors=None
+    )
     values = np.random.default_rng(1).integers(1, 256, chunks * 16, np.uint8)
     for shard in range(shards):
         array[shard * chunks * 16 : (shard + 1) * chunks * 16] = values

@@ -30,15 +30,20 @@ def main(frames: str, steps: int, dest: str) -> None:
     video = {"dtype": "video", "shape": SHAPE, "names": ["height", "width", "channel"]}
     vector = {"dtype": "float32", "shape": (14,), "names": None}
     features = {
-        "observation.images.top": video, "observation.images.wrist": video, "observation.state": vector,
+        "observation.images.top": video,
+        "observation.images.wrist": video,
+        "observation.state": vector,
         "action": vector,
-    }  # fmt: skip
+    }
     began = time.perf_counter()
     made = LeRobotDataset.create("pit/bench", FPS, features, root=dest, use_videos=True, image_writer_threads=8)
     for step in range(steps):
-        frame = {"observation.images.top": np.array(images[0, step]),
-                 "observation.images.wrist": np.array(images[1, step]),
-                 "observation.state": np.zeros(14, np.float32), "action": np.zeros(14, np.float32)}  # fmt: skip
+        frame = {
+            "observation.images.top": np.array(images[0, step]),
+            "observation.images.wrist": np.array(images[1, step]),
+            "observation.state": np.zeros(14, np.float32),
+            "action": np.zeros(14, np.float32),
+        }
         made.add_frame(frame, task="pick")
     made.save_episode()
     wall_s = time.perf_counter() - began

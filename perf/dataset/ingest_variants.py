@@ -45,13 +45,20 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
         for key, name in names.items():
             first = opened[0][key]
             known = chunking.choose((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
-            blosc = BloscCodec(cname="lz4", clevel=chunking.LZ4_LEVEL, typesize=known.itemsize,
-                               shuffle="shuffle" if known.itemsize > 1 else "noshuffle")  # fmt: skip
+            blosc = BloscCodec(
+                cname="lz4",
+                clevel=chunking.LZ4_LEVEL,
+                typesize=known.itemsize,
+                shuffle="shuffle" if known.itemsize > 1 else "noshuffle",
+            )
             array = root.create_array(
-                name, shape=known.shape, dtype=known.dtype, chunks=(known.chunk, *known.shape[1:]),
+                name,
+                shape=known.shape,
+                dtype=known.dtype,
+                chunks=(known.chunk, *known.shape[1:]),
                 shards=(known.shard, *known.shape[1:]),
                 compressors=[*([blosc] if codec == "lz4" else []), Crc32cCodec()],
-            )  # fmt: skip
+            )
             for start in range(0, known.shape[0], known.shard):
                 stop = min(start + known.shard, known.shape[0])
                 block = np.empty((stop - start, *known.shape[1:]), known.dtype)

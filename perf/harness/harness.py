@@ -33,9 +33,12 @@ class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
 
 
 def in_turn(
-    rounds: int, runs: Mapping[str, Callable[[], object]], *, rotate: bool = False,
+    rounds: int,
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    rotate: bool = False,
     setting: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
-) -> dict[str, list[float]]:  # fmt: skip
+) -> dict[str, list[float]]:
     """Seconds of each run in each round: A B A B, after one round that is not counted.
 
     setting(name): what a run happens in, made and undone outside its time. rotate: each round begins with another run,
@@ -60,9 +63,15 @@ def _order(names: list[str], number: int) -> list[str]:
 
 
 def compare(
-    case: str, peer: str, version: str, ours_s: Sequence[float], peers_s: Sequence[float], *, reach: float,
+    case: str,
+    peer: str,
+    version: str,
+    ours_s: Sequence[float],
+    peers_s: Sequence[float],
+    *,
+    reach: float,
     command: str = "",
-) -> Case:  # fmt: skip
+) -> Case:
     """The case's record, from seconds of both sides measured in one run."""
     pairs = [theirs / ours for ours, theirs in zip(ours_s, peers_s, strict=True)]
     return _case(case, peer, version, statistics.median(peers_s) / statistics.median(ours_s), pairs, reach, command)
@@ -75,11 +84,19 @@ def judge(case: str, peer: str, version: str, ratios: Sequence[float], *, reach:
 
 def _case(
     case: str, peer: str, version: str, ratio: float, ratios: Sequence[float], reach: float, command: str
-) -> Case:  # fmt: skip
+) -> Case:
     return Case(
-        case=case, peer=peer, peer_version=version, ratio=round(ratio, 3), ratio_min=round(min(ratios), 3),
-        ratio_max=round(max(ratios), 3), n=len(ratios), reach=round(reach, 4), ok=ratio >= reach, command=command,
-    )  # fmt: skip
+        case=case,
+        peer=peer,
+        peer_version=version,
+        ratio=round(ratio, 3),
+        ratio_min=round(min(ratios), 3),
+        ratio_max=round(max(ratios), 3),
+        n=len(ratios),
+        reach=round(reach, 4),
+        ok=ratio >= reach,
+        command=command,
+    )
 
 
 def report(cases: Sequence[Case]) -> int:

@@ -88,9 +88,15 @@ def together(commands: Sequence[Sequence[str]]) -> list[str]:
 def start(argv: Sequence[str]) -> subprocess.Popen[str]:
     """A program that leads a session, so that its children can be ended with it."""
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV,
-        cwd=REPO, start_new_session=True,
-    )  # fmt: skip
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENV,
+        cwd=REPO,
+        start_new_session=True,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -60,14 +60,23 @@ def text() -> str:
         ]
     return "\n".join(
         [
-            "# What was measured, and which figures fall short", "",
+            "# What was measured, and which figures fall short",
+            "",
             "Made by `python -m perf.harness.write_index` from the newest results of each benchmark. A ratio is the",
-            "peer's median time over ours, or what the case says: above 1, ours is better.", "",
-            "| benchmark | what it compares | reached | date |", "|---|---|---|---|", *table, "",
-            "## Short of the reach", "",
-            "| benchmark | case | peer | ratio (range) | reach |", "|---|---|---|---|---|", *short, "",
+            "peer's median time over ours, or what the case says: above 1, ours is better.",
+            "",
+            "| benchmark | what it compares | reached | date |",
+            "|---|---|---|---|",
+            *table,
+            "",
+            "## Short of the reach",
+            "",
+            "| benchmark | case | peer | ratio (range) | reach |",
+            "|---|---|---|---|---|",
+            *short,
+            "",
         ]
-    )  # fmt: skip
+    )
 
 
 def write() -> None:

@@ -35,14 +35,19 @@ def main(theme: str, command: str) -> int:
     ]
     commands = [f"- {peer}: `{how}`" for peer, how in sorted({(c.peer, c.command) for c in cases if c.command})]
     text = [
-        f"# {theme}", "",
+        f"# {theme}",
+        "",
         f"`perf/run {command.strip()}` on {today}: pitools {pitools.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {psutil.cpu_count()} cores, {memory:.0f} GiB.",
         "Ours and the peer's run in turn in one process tree. The ratio is the peer's median time over ours, or what",
-        "the case says; above 1, ours is better. The range is over single rounds.", "",
-        "| case | peer | ratio | range | rounds | reach | reached |", "|---|---|---|---|---|---|---|", *rows, "",
+        "the case says; above 1, ours is better. The range is over single rounds.",
+        "",
+        "| case | peer | ratio | range | rounds | reach | reached |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
         *(["What the peers ran with:", "", *commands, ""] if commands else ()),
-    ]  # fmt: skip
+    ]
     (write_index.RESULTS / f"{theme}_{machine}_{today}.md").write_text("\n".join(text))
     write_index.write()
     return int(not all(case.ok for case in cases))

@@ -119,10 +119,16 @@ def main() -> int:
         shutil.rmtree(WORK)  # else its logs say why
     ratio = won["ours"] / max(won["peer"], 1)
     case = Case(
-        case=f"{won['ours']} of {count} colliding pairs right, peer {won['peer']}", peer="jax auto-detection",
-        peer_version=version("jax"), ratio=ratio, ratio_min=ratio, ratio_max=ratio, n=count, reach=1.0,
+        case=f"{won['ours']} of {count} colliding pairs right, peer {won['peer']}",
+        peer="jax auto-detection",
+        peer_version=version("jax"),
+        ratio=ratio,
+        ratio_min=ratio,
+        ratio_max=ratio,
+        n=count,
+        reach=1.0,
         ok=won["ours"] == count,
-    )  # fmt: skip
+    )
     return report([case])
 
 

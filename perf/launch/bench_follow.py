@@ -141,7 +141,7 @@ def peers(work: Path, conf: Path, ids: list[str]) -> Looks:
 
 def terminal(
     kind: Callable[[Path, Path, list[str]], Looks], work: Path, conf: Path, ids: list[str], until: float, told: Any
-) -> None:  # fmt: skip
+) -> None:
     """Look at these jobs until a moment; says when each was first seen to have ended, or what went wrong."""
     ended: dict[str, float] = {}
     try:
@@ -221,9 +221,14 @@ def main() -> int:
     told_of = {name: f"{total[name]} calls, an end seen {statistics.median(late[name]):.0f} s late" for name in sides}
     cases: list[Case] = [
         judge(f"{what}: {told_of['ours']}; ratio {most:g} calls ÷ ours", "limit", "", [most / total["ours"]], reach=1),
-        judge(f"{what}: peer {told_of['peer']}; ratio its calls ÷ ours", "submitit", version("submitit"),
-              [total["peer"] / total["ours"]], reach=1),
-    ]  # fmt: skip
+        judge(
+            f"{what}: peer {told_of['peer']}; ratio its calls ÷ ours",
+            "submitit",
+            version("submitit"),
+            [total["peer"] / total["ours"]],
+            reach=1,
+        ),
+    ]
     return report(cases)
 
 

@@ -38,35 +38,56 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     count = 16 if args.quick else args.count
-    version = subprocess.run(["sbatch", "-V"], env={**os.environ, "SLURM_CONF": str(ways.REAL)}, capture_output=True,
-                             text=True, check=True).stdout.split()[-1]  # fmt: skip
+    version = subprocess.run(
+        ["sbatch", "-V"], env={**os.environ, "SLURM_CONF": str(ways.REAL)}, capture_output=True, text=True, check=True
+    ).stdout.split()[-1]
     cases, right, calls = [], {}, {}
     for name, submit, deaths in (("ours", ways.ours, range(0, count, 5)), ("loop", ways.peers, ())):
         told, proxy = ways.many(ROOT / name, count, submit, faults(1), deaths=deaths)
         right[name] = ways.verdict(ROOT / name, told)
         calls[name] = sum(proxy.calls.values()) / count
-        print(f"{name}: {dict(right[name])}, requests {proxy.calls[SUBMIT]}, calls {calls[name]:.1f} a submission, "
-              f"faults {dict(proxy.struck)}", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"{name}: {dict(right[name])}, requests {proxy.calls[SUBMIT]}, calls {calls[name]:.1f} a submission, "
+            f"faults {dict(proxy.struck)}",
+            file=sys.stderr,
+            flush=True,
+        )
     ours, loop = right["ours"], right["loop"]
     ratio = ours["right"] / max(1, loop["right"])
-    cases.append(Case(
-        case=f"{count} submissions, {ours['jobs']} jobs, {ours['right']} right ({calls['ours']:.1f} calls to slurmctld "
-        f"each); peer {loop['jobs']} jobs, {loop['right']} right, {loop['double']} double, {loop['lost']} lost "
-        f"({calls['loop']:.1f} calls each)",
-        peer="sbatch in a retry loop", peer_version=version, ratio=round(ratio, 2), ratio_min=round(ratio, 2),
-        ratio_max=round(ratio, 2), n=count, reach=1.0, ok=ours["right"] == ours["jobs"] == count,
-    ))  # fmt: skip
+    cases.append(
+        Case(
+            case=f"{count} submissions, {ours['jobs']} jobs, {ours['right']} right ({calls['ours']:.1f} calls "
+            f"to slurmctld each); peer {loop['jobs']} jobs, {loop['right']} right, {loop['double']} double, "
+            f"{loop['lost']} lost ({calls['loop']:.1f} calls each)",
+            peer="sbatch in a retry loop",
+            peer_version=version,
+            ratio=round(ratio, 2),
+            ratio_min=round(ratio, 2),
+            ratio_max=round(ratio, 2),
+            n=count,
+            reach=1.0,
+            ok=ours["right"] == ours["jobs"] == count,
+        )
+    )
     clean = {}
     for name, submit in (("clean", ways.ours), ("plain", ways.peers)):
         told, proxy = ways.many(ROOT / name, 8, submit, lambda _: "")
         clean[name] = sum(proxy.calls.values()) / 8
         assert ways.verdict(ROOT / name, told)["right"] == 8, "the cluster itself loses jobs"
     ratio = clean["plain"] / clean["clean"]
-    cases.append(Case(
-        case=f"calls to slurmctld a submission where nothing fails: {clean['clean']:g}, peer {clean['plain']:g}",
-        peer="sbatch", peer_version=version, ratio=ratio, ratio_min=ratio, ratio_max=ratio, n=8, reach=1.0,
-        ok=ratio >= 1.0,
-    ))  # fmt: skip
+    cases.append(
+        Case(
+            case=f"calls to slurmctld a submission where nothing fails: {clean['clean']:g}, peer {clean['plain']:g}",
+            peer="sbatch",
+            peer_version=version,
+            ratio=ratio,
+            ratio_min=ratio,
+            ratio_max=ratio,
+            n=8,
+            reach=1.0,
+            ok=ratio >= 1.0,
+        )
+    )
     if all(case.ok for case in cases):
         ways.forget(ROOT)
     return report(cases)

@@ -55,9 +55,10 @@ def site(conf: Path) -> Site:
     """The cluster alpha, reached by this slurm.conf."""
     known = alpha()
     return msgspec.structs.replace(
-        known, slurm=msgspec.structs.replace(known.slurm, conf=str(conf)),
+        known,
+        slurm=msgspec.structs.replace(known.slurm, conf=str(conf)),
         reach=msgspec.structs.replace(known.reach, timeout_s=10.0),
-    )  # fmt: skip
+    )
 
 
 def ours(folder: Path, conf: Path) -> str:
@@ -88,9 +89,14 @@ def peers(folder: Path, conf: Path) -> str:
 
 
 def many(
-    root: Path, count: int, submit: Callable[[Path, Path], str], fault: Callable[[int], str], *,
-    deaths: Sequence[int] = (), at_once: int = AT_ONCE,
-) -> tuple[dict[str, str], Proxy]:  # fmt: skip
+    root: Path,
+    count: int,
+    submit: Callable[[Path, Path], str],
+    fault: Callable[[int], str],
+    *,
+    deaths: Sequence[int] = (),
+    at_once: int = AT_ONCE,
+) -> tuple[dict[str, str], Proxy]:
     """Submit `count` jobs through a proxy, several at a time; the id that each was told, and the proxy, closed.
 
     deaths: which of them are killed on the way once.
@@ -124,9 +130,12 @@ def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list
     for job in known:
         found[job.name].add(job.raw_id)
     said = subprocess.run(
-        ["sacct", "-X", "-n", "-P", "-S", "now-1hours", "-o", "jobidraw,jobname%200"], text=True, check=True,
-        env={**os.environ, "SLURM_CONF": str(REAL)}, capture_output=True,
-    ).stdout  # fmt: skip
+        ["sacct", "-X", "-n", "-P", "-S", "now-1hours", "-o", "jobidraw,jobname%200"],
+        text=True,
+        check=True,
+        env={**os.environ, "SLURM_CONF": str(REAL)},
+        capture_output=True,
+    ).stdout
     for line in said.splitlines():
         job_id, name = line.split("|")
         if name in found:

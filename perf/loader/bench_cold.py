@@ -86,17 +86,31 @@ class Cold:
         """What the device gives."""
         size = self.batches * BATCH * WINDOW // THREADS
         out = execute(
-            "fio", "--name=window", f"--filename={self.made.frames}", "--rw=randread", f"--bs={WINDOW}", "--direct=1",
-            "--ioengine=psync", "--thread", f"--numjobs={THREADS}", f"--io_size={size}", "--group_reporting",
-            "--norandommap", "--randrepeat=0", "--output-format=json",
-        )  # fmt: skip
+            "fio",
+            "--name=window",
+            f"--filename={self.made.frames}",
+            "--rw=randread",
+            f"--bs={WINDOW}",
+            "--direct=1",
+            "--ioengine=psync",
+            "--thread",
+            f"--numjobs={THREADS}",
+            f"--io_size={size}",
+            "--group_reporting",
+            "--norandommap",
+            "--randrepeat=0",
+            "--output-format=json",
+        )
         self.device.append(msgspec.json.decode(out)["jobs"][0]["read"]["bw_bytes"])
 
     def runs(self, *, tune: bool) -> dict[str, Callable[[], object]]:
         """What is run in turn; the peers each by their fastest way, tried cold."""
         array = self.path / IMAGE
-        ways = {"tensorstore": tensorstore_ways(array, LENGTH, threads=THREADS), "zarrs": zarrs_ways(array, LENGTH),
-                "zarr": zarr_ways(array, LENGTH)}  # fmt: skip
+        ways = {
+            "tensorstore": tensorstore_ways(array, LENGTH, threads=THREADS),
+            "zarrs": zarrs_ways(array, LENGTH),
+            "zarr": zarr_ways(array, LENGTH),
+        }
         runs: dict[str, Callable[[], object]] = {OURS: self.read, FIO: self.fio}
         for peer, tried in ways.items():
             way = fastest(tried, self._cold, tune=tune)
@@ -148,11 +162,27 @@ def cases(cold: Cold, times: dict[str, list[float]]) -> list[Case]:
         say(f"cold: {name} {spread(seconds)}")
     how = f"randread, direct, psync, {THREADS} threads, {WINDOW} bytes each"
     return [
-        judge("cold windows, raw: bytes from the device in a second", "fio", program_version("fio"), ratios,
-              reach=DEVICE, command=how),
-        *(compare("cold windows, raw", peer, named(peer), times[OURS], times[peer], reach=reach,
-                  command=cold.about.get(peer, "")) for peer, reach in REACH.items()),
-    ]  # fmt: skip
+        judge(
+            "cold windows, raw: bytes from the device in a second",
+            "fio",
+            program_version("fio"),
+            ratios,
+            reach=DEVICE,
+            command=how,
+        ),
+        *(
+            compare(
+                "cold windows, raw",
+                peer,
+                named(peer),
+                times[OURS],
+                times[peer],
+                reach=reach,
+                command=cold.about.get(peer, ""),
+            )
+            for peer, reach in REACH.items()
+        ),
+    ]
 
 
 def main() -> int:

@@ -50,9 +50,17 @@ def first_batch(path: Path, *, rounds: int) -> list[Case]:
     for name, seconds in times.items():
         say(f"first batch: {name} {spread(seconds)}")
     return [
-        compare("first batch", peer, named(peer), times[OURS], times[peer], reach=REACH,
-                command="num_workers=2, fork, get_basic_selection(out=)") for peer in (WINDOWS, WHOLE)
-    ]  # fmt: skip
+        compare(
+            "first batch",
+            peer,
+            named(peer),
+            times[OURS],
+            times[peer],
+            reach=REACH,
+            command="num_workers=2, fork, get_basic_selection(out=)",
+        )
+        for peer in (WINDOWS, WHOLE)
+    ]
 
 
 def main() -> int:

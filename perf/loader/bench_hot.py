@@ -140,8 +140,13 @@ def main() -> int:
         with workspace(args.disk, needed=3 << 30) as home:
             made = record(home, kind, episodes=8 if args.quick else 40)
             for codec in REACH:
-                hot = Hot(made, ingest(made, home / "datasets", codec), codec, batches=2 if args.quick else 12,
-                          tune=not args.quick)  # fmt: skip
+                hot = Hot(
+                    made,
+                    ingest(made, home / "datasets", codec),
+                    codec,
+                    batches=2 if args.quick else 12,
+                    tune=not args.quick,
+                )
                 hot.check()
                 times = in_turn(args.rounds, hot.runs(), rotate=True, setting=hot.setting)
                 code |= report(hot.cases(kind, times))

@@ -61,17 +61,31 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
             if not np.array_equal(out, actions[np.asarray(starts)[:, None] + window]):
                 sys.exit(f"{peer}, {way.about}: not what was recorded")
         best[peer] = fastest(tried, lambda way, peer=peer: fill(way, counts.get(peer, batches)), tune=tune)
-    times = in_turn(rounds, {
-        OURS: lambda: ours.read(batches),
-        **{peer: lambda way=way, peer=peer: fill(way, counts.get(peer, batches)) for peer, way in best.items()},
-    }, rotate=True, setting=ours.setting)  # fmt: skip
+    times = in_turn(
+        rounds,
+        {
+            OURS: lambda: ours.read(batches),
+            **{peer: lambda way=way, peer=peer: fill(way, counts.get(peer, batches)) for peer, way in best.items()},
+        },
+        rotate=True,
+        setting=ours.setting,
+    )
     ours.close()
     cases = []
     for peer, way in best.items():
         theirs = [seconds * batches / counts.get(peer, batches) for seconds in times[peer]]
         say(f"low-dimensional, {codec}: {spread(times[OURS])} for {batches} batches, {peer} {spread(theirs)}")
-        cases.append(compare(f"low-dimensional windows, {codec}", peer, named(peer), times[OURS], theirs,
-                             reach=REACH[peer], command=way.about))  # fmt: skip
+        cases.append(
+            compare(
+                f"low-dimensional windows, {codec}",
+                peer,
+                named(peer),
+                times[OURS],
+                theirs,
+                reach=REACH[peer],
+                command=way.about,
+            )
+        )
     return cases
 
 
@@ -84,8 +98,11 @@ def main() -> int:
         for codec in ("raw", "lz4"):
             path = ingest(made, home / "datasets", codec)
             actions = np.fromfile(made.actions, np.float32).reshape(-1, ACTION)
-            code |= report(low_dim(path, actions, codec, batches=20 if args.quick else 200, rounds=args.rounds,
-                                   tune=not args.quick))  # fmt: skip
+            code |= report(
+                low_dim(
+                    path, actions, codec, batches=20 if args.quick else 200, rounds=args.rounds, tune=not args.quick
+                )
+            )
     return code
 
 

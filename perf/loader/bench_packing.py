@@ -94,13 +94,24 @@ def cases(count: int, rounds: int) -> list[Case]:
     better = lambda peer: [mine / theirs for mine, theirs in zip(fills["ours"], fills[peer], strict=True)]  # noqa: E731
     return [
         judge(f"{what}: fill ÷ {FILL} ({told})", "limit", "", [fill / FILL for fill in fills["ours"]], reach=1.0),
-        judge(f"{what}: {TIME_S:g} s ÷ ours ({np.median(seconds['ours']):.3f} s)", "limit", "",
-              [TIME_S / took for took in seconds["ours"]], reach=1.0),
+        judge(
+            f"{what}: {TIME_S:g} s ÷ ours ({np.median(seconds['ours']):.3f} s)",
+            "limit",
+            "",
+            [TIME_S / took for took in seconds["ours"]],
+            reach=1.0,
+        ),
         judge(f"{what}: fill, ours ÷ theirs", eight, "", better("first-fit"), reach=1.0),
-        judge(f"{what}: fill, ours ÷ theirs", "grain FirstFitPackIterDataset", version("grain"), better("grain"),
-              reach=1.0, command=f"num_packing_bins={OPEN}"),
+        judge(
+            f"{what}: fill, ours ÷ theirs",
+            "grain FirstFitPackIterDataset",
+            version("grain"),
+            better("grain"),
+            reach=1.0,
+            command=f"num_packing_bins={OPEN}",
+        ),
         compare(f"{what}: time, told", f"{eight}, in Python", "", seconds["ours"], seconds["first-fit"], reach=0.0),
-    ]  # fmt: skip
+    ]
 
 
 def main() -> int:

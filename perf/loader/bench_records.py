@@ -35,9 +35,11 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
     ours = Ours(ingest(made, home / "datasets", "raw"), batch=BATCH)
     out = np.empty((BATCH, LENGTH, SIDE, SIDE, 3), np.uint8)
     made_ways = [
-        mds(made, home / "mds"), array_record(made, home / "array_record"),
-        hdf5(made, home / "opened", kept_open=False), hdf5(made, home / "kept", kept_open=True),
-    ]  # fmt: skip
+        mds(made, home / "mds"),
+        array_record(made, home / "array_record"),
+        hdf5(made, home / "opened", kept_open=False),
+        hdf5(made, home / "kept", kept_open=True),
+    ]
     frames = made.map(made.frames)
 
     def fill(way: Way) -> None:
@@ -59,9 +61,17 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
         say(f"records: {name} {spread(seconds)} for {batches * BATCH} windows")
     ours_s = statistics.median(times[OURS]) / (batches * BATCH)
     return [
-        compare("windows of frames kept as records", peer, named(peer), times[OURS], times[peer], reach=reach,
-                command=best[peer].about) for peer, reach in REACH.items()
-    ], ours_s  # fmt: skip
+        compare(
+            "windows of frames kept as records",
+            peer,
+            named(peer),
+            times[OURS],
+            times[peer],
+            reach=reach,
+            command=best[peer].about,
+        )
+        for peer, reach in REACH.items()
+    ], ours_s
 
 
 def lerobot(made: Recording, home: Path, python: str, ours_s: float, *, windows: int) -> list[Case]:

@@ -48,8 +48,20 @@ def dataset(home: Path, samples: int) -> Path:
             demo = file.create_group(f"data/demo_{number}")
             demo.attrs["num_samples"] = EPISODE
             demo["actions"] = values
-    execute(sys.executable, "-m", "pitools", "dataset", "ingest", home / "r.hdf5", "--to", home, "--name", "resume",
-            "--codec", "raw")  # fmt: skip
+    execute(
+        sys.executable,
+        "-m",
+        "pitools",
+        "dataset",
+        "ingest",
+        home / "r.hdf5",
+        "--to",
+        home,
+        "--name",
+        "resume",
+        "--codec",
+        "raw",
+    )
     (path,) = (path for path in (home / "resume").iterdir() if not path.name.startswith("."))
     return path
 
@@ -126,10 +138,17 @@ def streamings(samples: int) -> Callable[[], object]:
     where = positions(samples)
     shards, ids = np.full(samples // SHARD, SHARD, np.int64), np.arange(samples)
     stand_in = SimpleNamespace(
-        num_canonical_nodes=1, batch_size=BATCH, partition_algo="relaxed", epoch_size=samples,
-        initial_physical_nodes=1, shuffle=True, shuffle_algo="py1e", shuffle_seed=SEED,
-        shuffle_block_size=4_000_000, resample_streams=lambda _: (shards, ids),
-    )  # fmt: skip
+        num_canonical_nodes=1,
+        batch_size=BATCH,
+        partition_algo="relaxed",
+        epoch_size=samples,
+        initial_physical_nodes=1,
+        shuffle=True,
+        shuffle_algo="py1e",
+        shuffle_seed=SEED,
+        shuffle_block_size=4_000_000,
+        resample_streams=lambda _: (shards, ids),
+    )
     world = SimpleNamespace(num_nodes=1, ranks_per_node=1, workers_per_rank=1)
 
     def run() -> list[int]:
@@ -150,10 +169,16 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
     say(", ".join(f"{name} {np.median(times) * 1e3:.2f} ms" for name, times in {**quick, **turn}.items()))
     return [
         *(
-            judge(f"{what}, {name}: {LIMIT_S * 1e3:g} ms ÷ ours ({np.median(quick[key]) * 1e3:.2f} ms)", "limit", "",
-                  [LIMIT_S / took for took in quick[key]], reach=reach)
+            judge(
+                f"{what}, {name}: {LIMIT_S * 1e3:g} ms ÷ ours ({np.median(quick[key]) * 1e3:.2f} ms)",
+                "limit",
+                "",
+                [LIMIT_S / took for took in quick[key]],
+                reach=reach,
+            )
             for key, name, reach in (
-                ("order", "samples of the next batch", 1.0), ("batch", "the whole next batch", 1.0),
+                ("order", "samples of the next batch", 1.0),
+                ("batch", "the whole next batch", 1.0),
                 ("anew", "the same with all opened anew, told", 0.0),
             )
         ),
@@ -161,7 +186,7 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
             compare(f"{what}, samples of the next batch", name, versions[name], turn["ours"], turn[name], reach=TIMES)
             for name in peers
         ),
-    ]  # fmt: skip
+    ]
 
 
 def main() -> int:

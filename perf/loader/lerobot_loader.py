@@ -82,8 +82,10 @@ def main(frames_path: str, folder: str, windows: int) -> None:
     }
     made = LeRobotDataset.create("pit/bench", FPS, features, root=folder, use_videos=True)
     for number in range(EPISODES * EPISODE):
-        made.add_frame({"observation.images.front": np.ascontiguousarray(frames[number]),
-                        "action": np.zeros(14, np.float32)}, task="pick")  # fmt: skip
+        made.add_frame(
+            {"observation.images.front": np.ascontiguousarray(frames[number]), "action": np.zeros(14, np.float32)},
+            task="pick",
+        )
         if number % EPISODE == EPISODE - 1:
             made.save_episode()
     deltas = {"observation.images.front": [step / FPS for step in range(LENGTH)]}

@@ -76,8 +76,9 @@ def record_actions(home: Path, *, episodes: int, seed: int = 1) -> Recording:
 def ingest(made: Recording, root: Path, codec: str) -> Path:
     """The recording's version under `root`, by our command."""
     name = f"{made.hdf5.stem}-{codec}"
-    execute(sys.executable, "-m", "pitools", "dataset", "ingest", made.hdf5, "--to", root, "--name", name,
-            "--codec", codec)  # fmt: skip
+    execute(
+        sys.executable, "-m", "pitools", "dataset", "ingest", made.hdf5, "--to", root, "--name", name, "--codec", codec
+    )
     (path,) = (path for path in (root / name).iterdir() if not path.name.startswith("."))
     if codec != "raw" and (path / IMAGE).is_dir():
         stored = sum(file.stat().st_size for file in (path / IMAGE / "c").rglob("*") if file.is_file())

@@ -22,9 +22,15 @@ from perf.harness.workspace import PEERS, REPO
 
 # This release of torch has a CPU build; an open range would bring gigabytes of CUDA.
 PACKAGES = {
-    "torch": "torch==2.13.0", "zarr": "zarr", "zarrs": "zarrs", "tensorstore": "tensorstore", "grain": "grain",
-    "array_record": "array-record", "streaming": "mosaicml-streaming", "psutil": "psutil",
-}  # fmt: skip
+    "torch": "torch==2.13.0",
+    "zarr": "zarr",
+    "zarrs": "zarrs",
+    "tensorstore": "tensorstore",
+    "grain": "grain",
+    "array_record": "array-record",
+    "streaming": "mosaicml-streaming",
+    "psutil": "psutil",
+}
 _MISSING = "import sys; from importlib.util import find_spec; print(*(m for m in sys.argv[1:] if not find_spec(m)))"
 CORES = len(os.sched_getaffinity(0))
 CACHE_BYTES = 64 << 20  # tensorstore's: shard indexes stay in it, chunks of a random order do not
@@ -82,11 +88,13 @@ def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -
     import tensorstore
 
     def ways(cache_bytes: int) -> list[Way]:
-        context = tensorstore.Context({
-            "cache_pool": {"total_bytes_limit": cache_bytes},
-            "data_copy_concurrency": {"limit": CORES},
-            "file_io_concurrency": {"limit": threads},
-        })  # fmt: skip
+        context = tensorstore.Context(
+            {
+                "cache_pool": {"total_bytes_limit": cache_bytes},
+                "data_copy_concurrency": {"limit": CORES},
+                "file_io_concurrency": {"limit": threads},
+            }
+        )
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "recheck_cached_data": "open"}
         store = tensorstore.open(spec, context=context, read=True).result()
 
@@ -106,8 +114,10 @@ def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -
 
 
 WAYS: Mapping[str, Callable[[Path, int], list[Way]]] = {
-    "zarr": zarr_ways, "zarrs": zarrs_ways, "tensorstore": tensorstore_ways,
-}  # fmt: skip
+    "zarr": zarr_ways,
+    "zarrs": zarrs_ways,
+    "tensorstore": tensorstore_ways,
+}
 
 
 def _zarr_ways(array: Any, length: int) -> list[Way]:
@@ -159,8 +169,10 @@ def copies(array: Any, length: int, threads: int) -> Way:
         for job in jobs:
             job.result()
 
-    return Way(f"out[i] = memmap[a:b] by {threads} threads" if threads > 1 else "out[i] = memmap[a:b]",
-               copy if threads > 1 else part)  # fmt: skip
+    return Way(
+        f"out[i] = memmap[a:b] by {threads} threads" if threads > 1 else "out[i] = memmap[a:b]",
+        copy if threads > 1 else part,
+    )
 
 
 def fastest(ways: Sequence[Way], try_out: Callable[[Way], object], *, tune: bool) -> Way:
@@ -178,8 +190,12 @@ def fastest(ways: Sequence[Way], try_out: Callable[[Way], object], *, tune: bool
 
 def named(peer: str) -> str:
     """The version of a peer that is installed, and of what it runs in."""
-    packages = {"zarrs": ["zarrs", "zarr"], "memmap": ["numpy"], "DataLoader": ["torch"],
-                "array_record": ["array-record", "grain"]}  # fmt: skip
+    packages = {
+        "zarrs": ["zarrs", "zarr"],
+        "memmap": ["numpy"],
+        "DataLoader": ["torch"],
+        "array_record": ["array-record", "grain"],
+    }
     name = peer.split()[0].rstrip(",")
     first, *inside = packages.get(name, [name])
     return " in ".join([version(first), *(f"{package} {version(package)}" for package in inside)])

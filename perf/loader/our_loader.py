@@ -23,9 +23,17 @@ class Ours:
     """A loader of one array's windows. buffers: batches that it has memory for."""
 
     def __init__(
-        self, path: Path, *, array: str = IMAGE, batch: int = 16, check: Check = "first", threads: int = 2,
-        ahead: int = 2, stride: int = 1, warm: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        *,
+        array: str = IMAGE,
+        batch: int = 16,
+        check: Check = "first",
+        threads: int = 2,
+        ahead: int = 2,
+        stride: int = 1,
+        warm: bool = True,
+    ) -> None:
         """warm: have everything in the page cache, and found good. It is read from front to back, as by a copy that
         stages it: of what comes in small pieces and out of order, the kernel keeps small pages, slower for everybody.
         """

@@ -63,8 +63,10 @@ def array_record(made: Recording, folder: Path) -> list[Way]:
             for step, data in enumerate(source.__getitems__(range(at, at + LENGTH))):
                 window[step] = np.frombuffer(data, np.uint8).reshape(FRAME)
 
-    return [Way("ArrayRecordDataSource[i], group_size:1, uncompressed", single),
-            Way("ArrayRecordDataSource.__getitems__ of a window, group_size:1, uncompressed", batched)]  # fmt: skip
+    return [
+        Way("ArrayRecordDataSource[i], group_size:1, uncompressed", single),
+        Way("ArrayRecordDataSource.__getitems__ of a window, group_size:1, uncompressed", batched),
+    ]
 
 
 def hdf5(made: Recording, folder: Path, *, kept_open: bool) -> list[Way]:

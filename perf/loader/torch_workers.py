@@ -55,9 +55,14 @@ class Workers:
         self.starts = Starts()
         sampling = {"batch_size": None, "sampler": self.starts} if whole else {"batch_sampler": self.starts}
         self.loader = DataLoader(
-            windows, num_workers=WORKERS, persistent_workers=True, prefetch_factor=prefetch, pin_memory=False,
-            multiprocessing_context=start, **sampling,
-        )  # fmt: skip
+            windows,
+            num_workers=WORKERS,
+            persistent_workers=True,
+            prefetch_factor=prefetch,
+            pin_memory=False,
+            multiprocessing_context=start,
+            **sampling,
+        )
         self.about = (
             f"num_workers={WORKERS}, persistent_workers, prefetch_factor={prefetch}, "
             f"{'a batch' if whole else 'a window'} a call, way {windows.way}"

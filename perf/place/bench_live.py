@@ -175,9 +175,12 @@ class Run:
 
 def ours(run: Run, clusters: Clusters) -> dict[str, float]:
     env = {
-        **os.environ, "PIT_SITE_PATH": str(run.work / "sites"), "PIT_PLACE": str(run.work / "place"),
-        "XDG_CACHE_HOME": str(run.work / "cache"), "XDG_STATE_HOME": str(run.work / "state"),
-    }  # fmt: skip
+        **os.environ,
+        "PIT_SITE_PATH": str(run.work / "sites"),
+        "PIT_PLACE": str(run.work / "place"),
+        "XDG_CACHE_HOME": str(run.work / "cache"),
+        "XDG_STATE_HOME": str(run.work / "state"),
+    }
     before, began = clusters.calls(), time.time()
     sites = ["--site", "north", "--site", "south"]
     subprocess.run([PIT, "place", "run", *sites, *map(str, run.requests)], env=env, check=True, capture_output=True)

@@ -51,9 +51,12 @@ def replay(jobs: trace.Trace, load: float, depth: int, seed: int, name: str) -> 
     found = metrics.judge(result, jobs, window="second-half", wall_s=time.perf_counter() - began)
     if found.left:
         sys.exit(f"{name} left {found.left} jobs unrun")
-    print(f"  x{load} depth {depth} seed {seed} {name}: mean {found.mean_jct_s / 3600:.2f} h, longest wait"
-          f" {found.max_wait_s / 3600:.1f} h, held {found.utilisation:.3f}, delivered {found.delivered:.3f},"
-          f" in {found.wall_s:.1f} s", file=sys.stderr)  # fmt: skip
+    print(
+        f"  x{load} depth {depth} seed {seed} {name}: mean {found.mean_jct_s / 3600:.2f} h, longest wait"
+        f" {found.max_wait_s / 3600:.1f} h, held {found.utilisation:.3f}, delivered {found.delivered:.3f},"
+        f" in {found.wall_s:.1f} s",
+        file=sys.stderr,
+    )
     return found
 
 
@@ -67,16 +70,26 @@ def cases(jobs: trace.Trace, load: float, depth: int, seeds: range) -> list[Case
             f"load x{load}, depth {depth}",
             partial(judge, peer=name, version=f"pitools {__version__} simulator"),
         )
-        made.append(said(f"{case}, mean completion time", ratios=[b.mean_jct_s / a.mean_jct_s for a, b in pairs],
-                         reach=1 / reach))  # fmt: skip
+        made.append(
+            said(
+                f"{case}, mean completion time", ratios=[b.mean_jct_s / a.mean_jct_s for a, b in pairs], reach=1 / reach
+            )
+        )
         if name in ("slurm-m", "federation"):
-            made.append(said(f"{case}, GPU time held", ratios=[a.utilisation / b.utilisation for a, b in pairs],
-                             reach=1.0))  # fmt: skip
-            made.append(said(f"{case}, work delivered", ratios=[a.delivered / b.delivered for a, b in pairs],
-                             reach=1.0))  # fmt: skip
+            made.append(
+                said(f"{case}, GPU time held", ratios=[a.utilisation / b.utilisation for a, b in pairs], reach=1.0)
+            )
+            made.append(
+                said(f"{case}, work delivered", ratios=[a.delivered / b.delivered for a, b in pairs], reach=1.0)
+            )
         if name == "federation":
-            made.append(said(f"{case}, longest wait, at most 1.2 x", reach=1.0,
-                             ratios=[WAIT * b.max_wait_s / a.max_wait_s for a, b in pairs]))  # fmt: skip
+            made.append(
+                said(
+                    f"{case}, longest wait, at most 1.2 x",
+                    reach=1.0,
+                    ratios=[WAIT * b.max_wait_s / a.max_wait_s for a, b in pairs],
+                )
+            )
     made.append(
         judge(f"load x{load}, depth {depth}, replay", "limit 60 s", "", [60 / a.wall_s for a in ours], reach=1.0)
     )

@@ -41,11 +41,21 @@ def cases(policy: str, rounds: int) -> list[Case]:
     took, held = (sorted(column) for column in zip(*runs, strict=True))
     told = f"{policy}: 25,596 jobs on 3 sites at load x{LOAD:g}"
     return [
-        judge(f"{told}: {TIME_S:g} s ÷ time ({took[rounds // 2]:.1f} s)", "limit", "",
-              [TIME_S / one for one in took], reach=1.0),
-        judge(f"{told}: {MEMORY_MB:g} MB ÷ peak memory ({held[rounds // 2]:.0f} MB)", "limit", "",
-              [MEMORY_MB / one for one in held], reach=1.0),
-    ]  # fmt: skip
+        judge(
+            f"{told}: {TIME_S:g} s ÷ time ({took[rounds // 2]:.1f} s)",
+            "limit",
+            "",
+            [TIME_S / one for one in took],
+            reach=1.0,
+        ),
+        judge(
+            f"{told}: {MEMORY_MB:g} MB ÷ peak memory ({held[rounds // 2]:.0f} MB)",
+            "limit",
+            "",
+            [MEMORY_MB / one for one in held],
+            reach=1.0,
+        ),
+    ]
 
 
 def main() -> int:

@@ -41,9 +41,16 @@ def reference(cluster: Cluster, loop: str, data: Path, shape: Shape) -> tuple[fl
 
 
 def once(
-    cluster: Cluster, case: str, fault: Fault, loop: str, data: Path, shape: Shape, seed: int, loss: float,
+    cluster: Cluster,
+    case: str,
+    fault: Fault,
+    loop: str,
+    data: Path,
+    shape: Shape,
+    seed: int,
+    loss: float,
     nodes: list[str],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """One run under one kind of fault; a record for each that was done."""
     calm(cluster)
     dice = random.Random(f"{seed} {case} {loop}")
@@ -91,16 +98,23 @@ def one(trial: Trial, case: str, fault: Fault, hit: Hit, loss: float) -> dict[st
     end = trial.loss()
     is_over = verdict.get("state") == ("finished" if fault.verdict == "finished" else "stopped")
     return {
-        "case": case, "injected": "/".join(fault.causes) or "none", "found": found,
+        "case": case,
+        "injected": "/".join(fault.causes) or "none",
+        "found": found,
         "cause_ok": found in (fault.causes or ("finished",)),
-        "sure": cause.get("confidence", ""), "reason": str(cause.get("reason", ""))[:200],
+        "sure": cause.get("confidence", ""),
+        "reason": str(cause.get("reason", ""))[:200],
         "swapped": (found, fault.causes[0]) in SWAPS or (fault.causes[0], found) in SWAPS if fault.causes else False,
         "verdict": f"{verdict.get('state', 'none')} {verdict.get('kind', '')}".strip(),
         "verdict_ok": is_over and verdict.get("kind") == fault.verdict,
-        "loss_ok": fault.verdict != "finished" or end == loss, "loss": end,
-        "lost": lost, "lost_most": most, "lost_ok": fault.verdict != "finished" or (lost is not None and lost <= most),
-        "to_next_s": None if to_next_s is None else round(to_next_s, 2), "attempts": len(attempts(trial.run_dir)),
-    }  # fmt: skip
+        "loss_ok": fault.verdict != "finished" or end == loss,
+        "loss": end,
+        "lost": lost,
+        "lost_most": most,
+        "lost_ok": fault.verdict != "finished" or (lost is not None and lost <= most),
+        "to_next_s": None if to_next_s is None else round(to_next_s, 2),
+        "attempts": len(attempts(trial.run_dir)),
+    }
 
 
 def keep(trial: Trial, case: str, seed: int) -> None:
@@ -133,12 +147,17 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
     going = [line for line in done if line["to_next_s"] is not None]
     made = [
         share(f"{count} faults, the right cause", "cause_ok", 0.95),
-        judge(f"user error and hardware taken for each other: {sum(line['swapped'] for line in done)}", "none", "",
-              [float(not any(line["swapped"] for line in done))], reach=1),
+        judge(
+            f"user error and hardware taken for each other: {sum(line['swapped'] for line in done)}",
+            "none",
+            "",
+            [float(not any(line["swapped"] for line in done))],
+            reach=1,
+        ),
         share("the run finished, or stopped with the true reason", "verdict_ok", 1),
         share("final loss equal to the uninterrupted run's", "loss_ok", 1, lossy),
         share("steps lost at most one interval, none on preemption and time limit", "lost_ok", 1),
-    ]  # fmt: skip
+    ]
     for name in dict.fromkeys(line["case"] for line in done):
         of = [line for line in done if line["case"] == name]
         times = sorted(line["to_next_s"] for line in going if line["case"] == name)

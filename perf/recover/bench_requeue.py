@@ -69,9 +69,10 @@ def next_steps(cluster: Cluster, side: str, data: Path, seed: int, times: int) -
     calm(cluster)
     dice = random.Random(seed)
     run: Run = (
-        Trial(cluster, "next", "torch", data, LONG, dice, time="30m") if side == "ours"
+        Trial(cluster, "next", "torch", data, LONG, dice, time="30m")
+        if side == "ours"
         else Peer(cluster, "sbatch", "next-peer", data, LONG)
-    )  # fmt: skip
+    )
     found: list[float] = []
     for _ in range(times):
         hit(run, lambda one: killed(one, dice), dice.randint(20, 80))
@@ -94,9 +95,10 @@ def goodput(cluster: Cluster, side: str, data: Path, fault: str, window_s: float
     calm(cluster)
     dice = random.Random(seed)
     run: Run = (
-        Trial(cluster, f"good-{fault}", "torch", data, LONG, dice, time="30m") if side == "ours"
+        Trial(cluster, f"good-{fault}", "torch", data, LONG, dice, time="30m")
+        if side == "ours"
         else Peer(cluster, "submitit", f"good-{fault}-peer", data, LONG)
-    )  # fmt: skip
+    )
     if not run.until(lambda: run.step() >= 0, 120):
         sys.exit(f"{side}: no first step: {run.run_dir}")
     began = time.monotonic()
@@ -109,8 +111,9 @@ def goodput(cluster: Cluster, side: str, data: Path, fault: str, window_s: float
         if isinstance(run, Trial):
             run.tick()
         time.sleep(0.2)
-    safe = max((int(path.name.removeprefix("step_")) for path in (run.run_dir / "checkpoints").glob("step_*")),
-               default=0)  # fmt: skip
+    safe = max(
+        (int(path.name.removeprefix("step_")) for path in (run.run_dir / "checkpoints").glob("step_*")), default=0
+    )
     starts = len(attempts(run.run_dir))
     run.end(1) if isinstance(run, Trial) else run.end()
     print(f"goodput {fault} {side}: {safe} steps, {starts} starts", file=sys.stderr, flush=True)

@@ -59,19 +59,33 @@ class Cluster:
 
     def __init__(
         self, *, name: str = "faults", nodes: int = 4, base_port: int = 29000, requeue_delay_s: int = 10
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.root, self.work = name, Path(f"/var/tmp/pit-dc-{name}"), Path(f"/var/tmp/pit-{name}-work")
         self.nodes = [f"{name}{i:02d}" for i in range(1, nodes + 1)]
         self.conf, self.runs = self.root / name / "slurm.conf", self.work / "runs"
-        options = ["--root", str(self.root), "--clusters", name, "--nodes", str(nodes), "--base-port", str(base_port),
-                   "--requeue-delay", str(requeue_delay_s)]  # fmt: skip
+        options = [
+            "--root",
+            str(self.root),
+            "--clusters",
+            name,
+            "--nodes",
+            str(nodes),
+            "--base-port",
+            str(base_port),
+            "--requeue-delay",
+            str(requeue_delay_s),
+        ]
         self._up = [str(REPO / "scripts/devcluster"), "up", *options]
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "PIT_"))},
-            "SLURM_CONF": str(self.conf), "PIT_SITE_PATH": str(self.work / "sites"),
-            "XDG_CACHE_HOME": str(self.work / "cache"), "XDG_STATE_HOME": str(self.work / "state"),
-            "HOME": str(self.work), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu",
-        }  # fmt: skip
+            "SLURM_CONF": str(self.conf),
+            "PIT_SITE_PATH": str(self.work / "sites"),
+            "XDG_CACHE_HOME": str(self.work / "cache"),
+            "XDG_STATE_HOME": str(self.work / "state"),
+            "HOME": str(self.work),
+            "OMP_NUM_THREADS": "1",
+            "JAX_PLATFORMS": "cpu",
+        }
 
     def __enter__(self) -> Cluster:
         # Whoever ends this process lets it clean up; two of them would take each other's cluster down.

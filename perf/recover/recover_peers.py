@@ -38,11 +38,20 @@ def rank(run: str, data: str, steps: int, save_every: int, delay_s: float) -> No
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     number, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
     os.environ.update(
-        PIT_RUN_DIR=run, PIT_ATTEMPT_DIR=f"{run}/attempts/{restart}", PIT_CHECKPOINT_DIR=f"{run}/checkpoints",
-        PIT_RANK=number, PIT_WORLD_SIZE=size, PIT_LOCAL_RANK="0", PIT_NONCE="peer", PIT_DATA_DEMO=data,
-        RANK=number, WORLD_SIZE=size, LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
+        PIT_RUN_DIR=run,
+        PIT_ATTEMPT_DIR=f"{run}/attempts/{restart}",
+        PIT_CHECKPOINT_DIR=f"{run}/checkpoints",
+        PIT_RANK=number,
+        PIT_WORLD_SIZE=size,
+        PIT_LOCAL_RANK="0",
+        PIT_NONCE="peer",
+        PIT_DATA_DEMO=data,
+        RANK=number,
+        WORLD_SIZE=size,
+        LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(23000 + (int(os.environ["SLURM_JOB_ID"]) * 31 + int(restart)) % 4000),
-    )  # fmt: skip
+    )
     pids = Path(run) / "attempts" / restart / "pids"
     pids.mkdir(parents=True, exist_ok=True)
     (pids / number).write_text(str(os.getpid()))
@@ -107,8 +116,14 @@ class Peer:
             "print(e.submit(Callable(run, data, Shape(int(steps), int(every), float(delay), int(nodes)))).job_id)\n"
         )
         shape = self.shape
-        words = [str(self.run_dir), str(data), str(shape.steps), str(shape.save_every), str(shape.delay_s),
-                 str(shape.nodes)]  # fmt: skip
+        words = [
+            str(self.run_dir),
+            str(data),
+            str(shape.steps),
+            str(shape.save_every),
+            str(shape.delay_s),
+            str(shape.nodes),
+        ]
         return self.cluster.run(sys.executable, "-c", code, str(REPO), *words).split()[-1]
 
     def attempt(self) -> Path:

@@ -32,7 +32,7 @@ def torch(**args: Any) -> None:
 
 def _run(
     module: str, *, delay_s: float = 0.0, raise_at: int = -1, hog_at: int = -1, die_at: int = -1, **args: Any
-) -> None:  # fmt: skip
+) -> None:
     from pitools.run.steps import StepLog
 
     write = StepLog.write

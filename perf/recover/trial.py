@@ -58,9 +58,18 @@ class Trial:
     """A run of one of the loops. args: more of `slow_loop`'s; time, notice_s: its limit, and the warning before."""
 
     def __init__(
-        self, cluster: Cluster, name: str, loop: str, data: Path, shape: Shape, dice: random.Random, *,
-        args: dict[str, Any] | None = None, time: str = "10m", notice_s: int = 60,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        name: str,
+        loop: str,
+        data: Path,
+        shape: Shape,
+        dice: random.Random,
+        *,
+        args: dict[str, Any] | None = None,
+        time: str = "10m",
+        notice_s: int = 60,
+    ) -> None:
         self.cluster, self.loop, self.shape, self.dice, self.name = cluster, loop, shape, dice, f"{name}-{loop}"
         self.hits: list[Hit] = []
         self.run_dir = Path()
@@ -69,9 +78,12 @@ class Trial:
         self._tick: subprocess.Popen[bytes] | None = None
         self._before = set(cluster.runs.glob(f"{self.name}-*"))
         given = {
-            "steps": shape.steps, "batch_size": 16, "checkpoint_every": shape.save_every, "delay_s": shape.delay_s,
+            "steps": shape.steps,
+            "batch_size": 16,
+            "checkpoint_every": shape.save_every,
+            "delay_s": shape.delay_s,
             **(args or {}),
-        }  # fmt: skip
+        }
         self.request = cluster.work / f"{self.name}.toml"
         said = {"name": self.name, "loop": loop, "nodes": shape.nodes, "time": time, "notice_s": notice_s}
         text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
@@ -166,8 +178,12 @@ class Trial:
 
     def loss(self) -> float | None:
         """Of the last step; None where that was not made."""
-        last = [one for path in attempts(self.run_dir) for one in lines(path / "steps" / "0.jsonl")
-                if one["step"] == self.shape.steps - 1]  # fmt: skip
+        last = [
+            one
+            for path in attempts(self.run_dir)
+            for one in lines(path / "steps" / "0.jsonl")
+            if one["step"] == self.shape.steps - 1
+        ]
         return last[-1]["loss"] if last else None
 
     def cause(self, attempt: str) -> dict[str, Any]:

@@ -99,10 +99,16 @@ def source_bytes(case: str, size: int, received: list[int]) -> Case:
     ratios = [size / n_bytes for n_bytes in received]
     ratio = statistics.median(ratios)
     return Case(
-        case=f"{case}: source bytes {1 / ratio:.3f}x the set", peer="the set itself", peer_version="",
-        ratio=round(ratio, 3), ratio_min=round(min(ratios), 3), ratio_max=round(max(ratios), 3), n=len(ratios),
-        reach=round(1 / 1.05, 3), ok=ratio >= 1 / 1.05,
-    )  # fmt: skip
+        case=f"{case}: source bytes {1 / ratio:.3f}x the set",
+        peer="the set itself",
+        peer_version="",
+        ratio=round(ratio, 3),
+        ratio_min=round(min(ratios), 3),
+        ratio_max=round(max(ratios), 3),
+        n=len(ratios),
+        reach=round(1 / 1.05, 3),
+        ok=ratio >= 1 / 1.05,
+    )
 
 
 def make_set(data: Path, shards: int, size: int) -> Path:
@@ -127,16 +133,44 @@ def slow_link(mbit: int) -> Iterator[None]:
     try:
         for words in (
             ("netns", "add", SPACE),
-            ("link", "add", OUTSIDE, "mtu", str(MTU), "type", "veth", "peer", "name", INSIDE, "mtu", str(MTU),
-             "netns", SPACE),
+            (
+                "link",
+                "add",
+                OUTSIDE,
+                "mtu",
+                str(MTU),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                INSIDE,
+                "mtu",
+                str(MTU),
+                "netns",
+                SPACE,
+            ),
             ("addr", "add", f"{HERE}/30", "dev", OUTSIDE),
             ("link", "set", OUTSIDE, "up"),
             ("-n", SPACE, "addr", "add", f"{THERE}/30", "dev", INSIDE),
             ("-n", SPACE, "link", "set", INSIDE, "up"),
             # Room for what eight clients have in flight: bytes that are dropped would be sent and counted twice.
-            (*inside, "tc", "qdisc", "add", "dev", INSIDE, "root", "tbf", "rate", f"{mbit}mbit", "burst", "256k",
-             "latency", "400ms"),
-        ):  # fmt: skip
+            (
+                *inside,
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                INSIDE,
+                "root",
+                "tbf",
+                "rate",
+                f"{mbit}mbit",
+                "burst",
+                "256k",
+                "latency",
+                "400ms",
+            ),
+        ):
             subprocess.run(["ip", *words], check=True, timeout=20)
         yield
     finally:
@@ -176,9 +210,12 @@ def servers(work: Path) -> Iterator[dict[str, str]]:
         for port in (RSYNC_PORT, S3_PORT):
             wait_for(port, work / "servers.log")
         yield {
-            "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://{THERE}:{S3_PORT}", "AWS_ALLOW_HTTP": "true",
-        }  # fmt: skip
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": secret,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://{THERE}:{S3_PORT}",
+            "AWS_ALLOW_HTTP": "true",
+        }
     finally:
         for process in started:
             process.kill()
@@ -199,9 +236,14 @@ def srun(argv: list[str], env: Mapping[str, str]) -> None:
     words = ["srun", "-Q", "-A", "lab", "-t10", f"-N{NODES}", "--ntasks-per-node=1", "--chdir=/", *argv]
     secret = {"PIT_NONCE": secrets.token_hex(16)}
     done = subprocess.run(
-        words, env={**os.environ, **env, **secret}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=RUN_S, check=False,
-    )  # fmt: skip
+        words,
+        env={**os.environ, **env, **secret},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(argv)}: {done.returncode}\n{done.stdout}")
 

@@ -104,11 +104,16 @@ def cases(restage: Restage, rounds: int, size: int) -> list[Case]:
     rsync, total = version("rsync"), restage.new.bytes
     found = [
         compare(
-            what, peer, rsync, times[OURS], times[peer], reach=reach,
+            what,
+            peer,
+            rsync,
+            times[OURS],
+            times[peer],
+            reach=reach,
             command=" ".join(["rsync", "-a", *words, "SRC/", "DEST"]),
         )
         for peer, (words, reach) in PEERS.items()
-    ]  # fmt: skip
+    ]
     for how, counts in (("our record", restage.recorded[1:]), ("the kernel's count", restage.counted[1:])):
         say(f"  read by {how}: {', '.join(f'{count / total:.4%}' for count in counts)}")
         name = f"{what}: set ÷ bytes read, by {how}"

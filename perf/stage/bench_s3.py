@@ -200,8 +200,9 @@ def nginx(folder: Path) -> Iterator[dict[str, str]]:
     from s3_server import free_ports
 
     port = free_ports(1)[0]
-    temporary = "".join(f"{kind}_temp_path {folder}/tmp-{kind};" for kind in
-                        ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))  # fmt: skip
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/tmp-{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(
         f"{user} daemon off; worker_processes 2; pid {folder}/pid; error_log {folder}/error.log;"
@@ -270,10 +271,17 @@ def cases(what: str, seconds: Seconds, settings: dict[str, str], reaches: Mappin
 
     versions, case = versions_of("s3fs", "boto3"), f"{what}, ours {settings['ours']}"
     return [
-        compare(case, name, versions[name.partition(" ")[0]], seconds["ours"], seconds[name], reach=reach,
-                command=settings[name])
+        compare(
+            case,
+            name,
+            versions[name.partition(" ")[0]],
+            seconds["ours"],
+            seconds[name],
+            reach=reach,
+            command=settings[name],
+        )
         for name, reach in reaches.items()
-    ]  # fmt: skip
+    ]
 
 
 def fastest(kind: str, count: int, env: dict[str, str]) -> int:

@@ -56,9 +56,14 @@ class Race:
         return times
 
     def cases(
-        self, case: str, times: Mapping[str, Sequence[float]], peers: Mapping[str, Way], reach: Mapping[str, float],
-        *, least: float,
-    ) -> list[Case]:  # fmt: skip
+        self,
+        case: str,
+        times: Mapping[str, Sequence[float]],
+        peers: Mapping[str, Way],
+        reach: Mapping[str, float],
+        *,
+        least: float,
+    ) -> list[Case]:
         """One case for each peer; `least` is the reach where `reach` names none."""
         return [
             compare(
@@ -80,9 +85,14 @@ class Race:
             f"{case}, whole commands", FIO, way.version, times[OURS], times[FIO], reach=reach, command=way.command
         )
         own = compare(
-            f"{case}, by their own clocks", FIO, way.version, self.ours_s[1:], self.fio_s[-len(times[FIO]) :],
-            reach=reach, command=way.command,
-        )  # fmt: skip
+            f"{case}, by their own clocks",
+            FIO,
+            way.version,
+            self.ours_s[1:],
+            self.fio_s[-len(times[FIO]) :],
+            reach=reach,
+            command=way.command,
+        )
         return [whole, own]
 
     def _ours(self) -> None:

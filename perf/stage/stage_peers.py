@@ -97,8 +97,17 @@ def _fpsync(made: Set) -> list[Way]:
 def writers(made: Set) -> list[Way]:
     """fio writing as many files of the same size, one after another: direct, and buffered with a sync at the end."""
     size, count = made.files[0].bytes, len(made.files)
-    same = ["--name=write", "--directory=DEST", "--rw=write", "--bs=1M", f"--filesize={size}", "--end_fsync=1",
-            "--file_service_type=sequential", "--group_reporting", "--output-format=json"]  # fmt: skip
+    same = [
+        "--name=write",
+        "--directory=DEST",
+        "--rw=write",
+        "--bs=1M",
+        f"--filesize={size}",
+        "--end_fsync=1",
+        "--file_service_type=sequential",
+        "--group_reporting",
+        "--output-format=json",
+    ]
     direct = ["--direct=1", "--ioengine=libaio", "--iodepth=32"]
     return [
         _way("fio", *same, f"--nrfiles={count}", *direct),

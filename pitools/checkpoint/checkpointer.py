@@ -67,10 +67,22 @@ class Guard:
     """
 
     def __init__(
-        self, folder: Path, adapter: Adapter, *, rank: int = 0, world_size: int = 1, put: Put | None = None,
-        get: Get | None = None, run: str = "", keep_last: int = retention.KEEP_LAST, keep_every: int = 0,
-        stage: Path | None = None, timeout_s: float = 600.0, name: str = "checkpoint", delete: Delete | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        adapter: Adapter,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        put: Put | None = None,
+        get: Get | None = None,
+        run: str = "",
+        keep_last: int = retention.KEEP_LAST,
+        keep_every: int = 0,
+        stage: Path | None = None,
+        timeout_s: float = 600.0,
+        name: str = "checkpoint",
+        delete: Delete | None = None,
+    ) -> None:
         """put, get: of a store that all ranks share, not needed for one rank. delete: of a key there; without it rank
         0's memory grows by some keys a rank with every save. run: whose checkpoints these are.
         keep_last, keep_every: what stays, see `retain.prune`. timeout_s: how long the first rank waits for the last.
@@ -113,8 +125,9 @@ class Guard:
             with together(self._barrier, f"loading step {manifest.step}, {name}"):
                 if manifest.format != self._adapter.format:
                     hint = "resume with the framework that wrote it, or give another checkpoint folder"
-                    raise ConfigError(f'written by "{manifest.format}", not "{self._adapter.format}"', where=str(path),
-                                      hint=hint)  # fmt: skip
+                    raise ConfigError(
+                        f'written by "{manifest.format}", not "{self._adapter.format}"', where=str(path), hint=hint
+                    )
                 state = self._adapter.load(layout.payload(path), like)
                 rng_state.restore(path, self._barrier.rank, self._adapter)
         if self._near:
@@ -270,8 +283,17 @@ class Guard:
 
     def _publish(self, step: int, place: Path, kept: dict[str, Any]) -> list[bytes]:
         folder = place.parent
-        publish.publish(folder, place, step, format=self._adapter.format, run=self._run, model=self._model,
-                     world_size=self._barrier.world_size, loader=kept["loader"], extra=kept["extra"])  # fmt: skip
+        publish.publish(
+            folder,
+            place,
+            step,
+            format=self._adapter.format,
+            run=self._run,
+            model=self._model,
+            world_size=self._barrier.world_size,
+            loader=kept["loader"],
+            extra=kept["extra"],
+        )
         if self._near and folder == self._local:
             self._near.submit(step)
             return []

@@ -114,8 +114,9 @@ class Look:
         server that is away, would else have a good checkpoint moved aside.
         """
         witness = self._barrier.witness
-        damage, theirs = ([problem for problem in again[rank] if problem.problem != "unreadable"]
-                          for rank in (0, witness or 0))  # fmt: skip
+        damage, theirs = (
+            [problem for problem in again[rank] if problem.problem != "unreadable"] for rank in (0, witness or 0)
+        )
         if damage and theirs:
             aside = quarantine.put(path, damage)
             _tell(f"{path} is not what was saved ({damage[0].text()}): moved to {aside}")

@@ -56,9 +56,18 @@ def drain(
         layout.discard(place)
         raise
     return publish.publish(
-        folder, place, manifest.step, format=manifest.format, run=manifest.run, model=manifest.model,
-        world_size=manifest.world_size, loader=manifest.loader, extra=manifest.extra, t=manifest.t, shares=1,
-    )  # fmt: skip
+        folder,
+        place,
+        manifest.step,
+        format=manifest.format,
+        run=manifest.run,
+        model=manifest.model,
+        world_size=manifest.world_size,
+        loader=manifest.loader,
+        extra=manifest.extra,
+        t=manifest.t,
+        shares=1,
+    )
 
 
 def token(manifest: Manifest) -> str:
@@ -104,9 +113,15 @@ def candidates(local: Path | None, folder: Path) -> list[Path]:
 
 
 def send(
-    source: Path, manifest: Manifest, place: Path, *, rank: int = 0, threads: int = 0,
-    stopped: Stopped = lambda: False, advance: Advance = lambda _: None,
-) -> None:  # fmt: skip
+    source: Path,
+    manifest: Manifest,
+    place: Path,
+    *,
+    rank: int = 0,
+    threads: int = 0,
+    stopped: Stopped = lambda: False,
+    advance: Advance = lambda _: None,
+) -> None:
     """Copy a checkpoint's files into a building folder, durable and verified, and leave word of them as share `rank`.
 
     Raises as `drain`.

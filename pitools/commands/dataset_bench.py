@@ -18,12 +18,19 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads that read.")
 @click.option("--arrays", metavar="NAME,...", default="", help="Arrays to load, such as 'action,obs/eye'; else all.")
 @click.option("--transform", metavar="MODULE:FUNCTION", default="", help="What training does to a batch, on the CPU.")
-@click.option("--limit", "limit_s", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True,
-              metavar="SECONDS", help="How long each stage is measured, at most.")  # fmt: skip
+@click.option(
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each stage is measured, at most.",
+)
 @format_option
 def bench(
     dataset: str, batch_size: int, length: int, threads: int, arrays: str, transform: str, limit_s: float, form: str
-) -> None:  # fmt: skip
+) -> None:
     """Say what bounds a loader of DATASET: the disk, decoding, or a transform.
 
     DATASET's files are dropped from the page cache first, so that the disk is measured, and not the memory; whoever
@@ -40,9 +47,14 @@ def bench(
     function = find(transform) if transform else None
     with warnings_as_notes():
         stages = run(
-            resolve(dataset), batch_size=batch_size, length=length, threads=threads, names=names, transform=function,
+            resolve(dataset),
+            batch_size=batch_size,
+            length=length,
+            threads=threads,
+            names=names,
+            transform=function,
             limit_s=limit_s,
-        )  # fmt: skip
+        )
     with Output(form, COLUMNS) as out:
         for stage in stages:
             out(stage)

@@ -26,9 +26,12 @@ ROOT = LocalPath(exists=True, file_okay=False)
 @click.command(name="list")
 @click.argument("root", type=ROOT)
 @click.option(
-    "--where", "conditions", multiple=True, metavar="CONDITION",
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
     help="Such as 'episodes>=100', 'task~pick', 'field=obs/*_image'; repeatable, all must hold.",
-)  # fmt: skip
+)
 @click.option("--rebuild-index", is_flag=True, help="Read all manifests again, not only what changed.")
 @format_option
 def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, form: str) -> None:

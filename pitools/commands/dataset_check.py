@@ -24,17 +24,26 @@ _EXITS = "Exit codes: 0 nothing but warnings, 1 faults, 5 damage; 2 usage, 3 a f
 @click.option("--deep", is_flag=True, help="Look at every frame, not at some of them.")
 @click.option("--against", metavar="DATASET", help="Compare values with this version; else with the parent, if here.")
 @click.option(
-    "--bounds", "bounds_file", metavar="FILE", type=LocalPath(exists=True, dir_okay=False),
+    "--bounds",
+    "bounds_file",
+    metavar="FILE",
+    type=LocalPath(exists=True, dir_okay=False),
     help="What is still all right, in TOML.",
-)  # fmt: skip
+)
 @click.option("--quarantine", is_flag=True, help="Keep what is damaged, or has faults, from training.")
 @click.option("--release", is_flag=True, help="Lift the quarantine, and check nothing.")
 @click.option("--readers", type=click.IntRange(1, 64), help="Files read at once (default: at most 4).")
 @format_option
 def check(
-    dataset: str, deep: bool, against: str | None, bounds_file: Path | None, quarantine: bool, release: bool,
-    readers: int | None, form: str,
-) -> int:  # fmt: skip
+    dataset: str,
+    deep: bool,
+    against: str | None,
+    bounds_file: Path | None,
+    quarantine: bool,
+    release: bool,
+    readers: int | None,
+    form: str,
+) -> int:
     """Check a version's files, values, frames and episodes, and its drift from the version before.
 
     DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. One record for each finding; the version
@@ -88,8 +97,9 @@ def _say(summary: Summary) -> None:
     frames = f", {summary.frames} frames looked at" if summary.frames else ""
     click.echo(
         f"{summary.name} {summary.version}: {counts or 'nothing found'}; read {size_text(summary.read_bytes)} in "
-        f"{summary.files} files{frames}, {duration_text(summary.wall_s)}", err=True,
-    )  # fmt: skip
+        f"{summary.files} files{frames}, {duration_text(summary.wall_s)}",
+        err=True,
+    )
 
 
 def _told(record: Quarantine | None, path: Path, summary: Summary) -> None:

@@ -25,26 +25,33 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 @click.option("--name", required=True, help="The dataset's name: a folder in the root.")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", show_default=True)
 @click.option(
-    "--codec", type=click.Choice(("lz4", "raw", "zstd")),
+    "--codec",
+    type=click.Choice(("lz4", "raw", "zstd")),
     help="lz4 or raw to train from NVMe, zstd for the archive. [default: lz4, or the parent's]",
-)  # fmt: skip
+)
 @click.option(
-    "--skip", multiple=True, metavar="GLOB",
+    "--skip",
+    multiple=True,
+    metavar="GLOB",
     help="Array to leave out, by its name in the version or in the recording, such as 'obs/*_depth'; repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--schema", type=LocalPath(exists=True, dir_okay=False), metavar="FILE",
+    "--schema",
+    type=LocalPath(exists=True, dir_okay=False),
+    metavar="FILE",
     help="TOML that says how arrays are renamed, dropped, cast, resized and derived.",
-)  # fmt: skip
+)
 @click.option("--append", metavar="DATASET", help="Version to begin with, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
 @click.option(
     "--accept-drift", is_flag=True, help="Append even what is not like the parent; else that is refused, and told."
 )
 @click.option("--skip-refused", is_flag=True, help="Leave out episodes that are not whole, or not like the others.")
 @click.option(
-    "--report", type=LocalPath(dir_okay=False), metavar="FILE",
+    "--report",
+    type=LocalPath(dir_okay=False),
+    metavar="FILE",
     help="JSON Lines: each episode, accepted or refused, and why.",
-)  # fmt: skip
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")
 @click.option("--array", type=click.IntRange(1), metavar="N", help="Work as a Slurm array of N jobs, and wait.")
 @click.option(
@@ -52,10 +59,22 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 )
 @format_option
 def ingest(
-    files: tuple[Path, ...], root: Path, name: str, layout: str, codec: str | None, skip: tuple[str, ...],
-    schema: Path | None, append: str | None, accept_drift: bool, skip_refused: bool, report: Path | None,
-    workers: int | None, array: int | None, site_name: str | None, form: str,
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    root: Path,
+    name: str,
+    layout: str,
+    codec: str | None,
+    skip: tuple[str, ...],
+    schema: Path | None,
+    append: str | None,
+    accept_drift: bool,
+    skip_refused: bool,
+    report: Path | None,
+    workers: int | None,
+    array: int | None,
+    site_name: str | None,
+    form: str,
+) -> None:
     """Make one dataset version of recordings: HDF5 files, or folders of LeRobot or Zarr.
 
     It appears whole as ROOT/NAME/VERSION, or not at all. The same recordings and options again change nothing; after an
@@ -71,11 +90,20 @@ def ingest(
     if array:  # tasks may begin in another folder
         files, root = tuple(path.absolute() for path in files), root.absolute()
     version = run(
-        files, root=root, name=name, layout=layout, codec=codec or "", skip=skip, schema=schema,
-        append=to_append(append) if append else None, workers=workers or 0, skip_refused=skip_refused,
-        refuse_drift=not accept_drift, report=report,
+        files,
+        root=root,
+        name=name,
+        layout=layout,
+        codec=codec or "",
+        skip=skip,
+        schema=schema,
+        append=to_append(append) if append else None,
+        workers=workers or 0,
+        skip_refused=skip_refused,
+        refuse_drift=not accept_drift,
+        report=report,
         spread=_spread(array, site_name, name, workers or 0) if array else None,
-    )  # fmt: skip
+    )
     if not version.new:
         click.echo(f"{name}: nothing to do, these recordings are already there as {version.version}", err=True)
         if why := discarded(Path(version.path)):

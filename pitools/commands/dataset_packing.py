@@ -14,20 +14,48 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 
 @click.command(name="plan-packing")
 @click.argument("dataset", metavar="DATASET")
-@click.option("--length", "lengths", type=click.IntRange(min=1), multiple=True, required=True, metavar="STEPS",
-              help="Steps of a row; repeat it to compare several.")  # fmt: skip
-@click.option("--long", type=click.Choice(("split", "drop", "refuse")), default="split", show_default=True,
-              help="What becomes of an episode that is longer than a row.")  # fmt: skip
-@click.option("--window", type=click.IntRange(min=1), default=1, show_default=True, metavar="STEPS",
-              help="Episodes are cut at multiples of this.")  # fmt: skip
+@click.option(
+    "--length",
+    "lengths",
+    type=click.IntRange(min=1),
+    multiple=True,
+    required=True,
+    metavar="STEPS",
+    help="Steps of a row; repeat it to compare several.",
+)
+@click.option(
+    "--long",
+    type=click.Choice(("split", "drop", "refuse")),
+    default="split",
+    show_default=True,
+    help="What becomes of an episode that is longer than a row.",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="STEPS",
+    help="Episodes are cut at multiples of this.",
+)
 @click.option("--split", "splits", multiple=True, metavar="NAME", help="Only episodes of this split; repeatable.")
-@click.option("--task", "tasks", multiple=True, metavar="GLOB",
-              help="Only episodes of this instruction, or `re:REGEX`; repeatable.")  # fmt: skip
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="GLOB",
+    help="Only episodes of this instruction, or `re:REGEX`; repeatable.",
+)
 @format_option
 def plan_packing(
-    dataset: str, lengths: tuple[int, ...], long: Literal["refuse", "split", "drop"], window: int,
-    splits: tuple[str, ...], tasks: tuple[str, ...], form: str,
-) -> None:  # fmt: skip
+    dataset: str,
+    lengths: tuple[int, ...],
+    long: Literal["refuse", "split", "drop"],
+    window: int,
+    splits: tuple[str, ...],
+    tasks: tuple[str, ...],
+    form: str,
+) -> None:
     """How episodes would be packed into rows of --length steps: rows, fill, padding, and what is split or dropped.
 
     DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. Episodes in quarantine are left out.

@@ -29,9 +29,15 @@ REBUILT = ("name", "version", "rebuilt", "state", "repaired_files", "path")
 @click.option("--why", default="", help="Kept in its history.")
 @format_option
 def tag(
-    dataset: str, tag: str | None, version: str | None, expect: str | None, remove: bool, history: bool, why: str,
+    dataset: str,
+    tag: str | None,
+    version: str | None,
+    expect: str | None,
+    remove: bool,
+    history: bool,
+    why: str,
     form: str,
-) -> None:  # fmt: skip
+) -> None:
     """The tags of a dataset; with TAG and VERSION, let the tag name that version.
 
     VERSION may be its first 6 digits, or @OTHER for what another tag names. Exit 75: somebody else moved it meanwhile.

@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from pitools.site.schema import Site
 
 RUN_COLUMNS = (
-    "run_id", "state", "cause", "steps", "attempt", "job_id", "nodes", "exit_code", "site", "created", "pending_reason",
+    "run_id",
+    "state",
+    "cause",
+    "steps",
+    "attempt",
+    "job_id",
+    "nodes",
+    "exit_code",
+    "site",
+    "created",
+    "pending_reason",
     "expected_start",
-)  # fmt: skip
+)
 _WAITS = ("pending_reason", "expected_start")
 
 
@@ -46,9 +56,16 @@ def show_runs(form: str, runs: Sequence[Run]) -> None:
 
 @click.command("list")
 @click.option(
-    "--site", "sites", envvar="PIT_SITE", default=["local"], show_default="local", metavar="NAME", multiple=True,
-    shell_complete=completion.sites, help="The site, as `pit site list` names it; may be given again.",
-)  # fmt: skip
+    "--site",
+    "sites",
+    envvar="PIT_SITE",
+    default=["local"],
+    show_default="local",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=completion.sites,
+    help="The site, as `pit site list` names it; may be given again.",
+)
 @format_option
 def list_(sites: tuple[str, ...], form: str) -> None:
     """List the runs of sites, oldest first; each Slurm is asked once for all that have not ended."""

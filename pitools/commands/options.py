@@ -33,9 +33,13 @@ class LocalPath(click.Path):
 def format_option(function: F) -> F:
     """`--format auto|table|jsonl|tsv|hosts`, else `PIT_FORMAT`."""
     return click.option(
-        "--format", "form", type=click.Choice(FORMATS), default=default_format, show_default="auto",
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default=default_format,
+        show_default="auto",
         help="Table on a terminal, JSON Lines in a pipe; or say which.",
-    )(function)  # fmt: skip
+    )(function)
 
 
 def _only(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
@@ -52,9 +56,16 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": _only}
 def site_option(function: F) -> F:
     """`--site NAME`, else `PIT_SITE`, else `local`."""
     return click.option(
-        "--site", "site_name", envvar="PIT_SITE", default=["local"], show_default="local", metavar="NAME",
-        shell_complete=completion.sites, help="The site, as `pit site list` names it.", **ONCE,
-    )(function)  # fmt: skip
+        "--site",
+        "site_name",
+        envvar="PIT_SITE",
+        default=["local"],
+        show_default="local",
+        metavar="NAME",
+        shell_complete=completion.sites,
+        help="The site, as `pit site list` names it.",
+        **ONCE,
+    )(function)
 
 
 def run_argument(name: str = "run", **options: Any) -> Callable[[F], F]:

@@ -20,9 +20,16 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @format_option
 @click.pass_context
 def plan(
-    ctx: click.Context, request: str, names: tuple[str, ...], data: tuple[str, ...], explain: bool, best: bool,
-    max_age: str, timeout: str, form: str,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    request: str,
+    names: tuple[str, ...],
+    data: tuple[str, ...],
+    explain: bool,
+    best: bool,
+    max_age: str,
+    timeout: str,
+    form: str,
+) -> None:
     """Show where REQUEST (a TOML file) could run, the first results first; nothing is submitted.
 
     Exit 1 where it fits nowhere, 75 where a site that it might fit did not answer.
@@ -46,9 +53,11 @@ def plan(
     wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
     sites, broken = snapshot.sites(names)
     found = survey(
-        Wanted(request=wanted, where=str(path), text=path.read_text()), sites,
-        timeout_s=timeout_s, max_age_s=units.seconds(max_age),
-    )  # fmt: skip
+        Wanted(request=wanted, where=str(path), text=path.read_text()),
+        sites,
+        timeout_s=timeout_s,
+        max_age_s=units.seconds(max_age),
+    )
     skipped = (*broken, *found.skipped)
     for note in (*found.notes, *(f"{one.site} is skipped: {one.reason}" for one in skipped)):
         click.echo(f"pit: {note}", err=True)

@@ -9,9 +9,19 @@ import click
 from pitools.commands.options import format_option
 
 COLUMNS = (
-    "policy", "mean_jct_s", "p95_jct_s", "mean_wait_s", "slowdown", "utilisation", "jobs", "delivered", "max_wait_s",
-    "load", "window", "wall_s",
-)  # fmt: skip
+    "policy",
+    "mean_jct_s",
+    "p95_jct_s",
+    "mean_wait_s",
+    "slowdown",
+    "utilisation",
+    "jobs",
+    "delivered",
+    "max_wait_s",
+    "load",
+    "window",
+    "wall_s",
+)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -19,8 +29,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("trace", type=_FILE)
 @click.option("--sites", "file", type=_FILE, metavar="FILE", help="A scenario: pools, load, what goes wrong (TOML).")
 @click.option("--site", "names", multiple=True, metavar="NAME", help="Or the partitions of these sites.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME",
-              help="Without: ours and federation; a wrong name lists all.")  # fmt: skip
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME", help="Without: ours and federation; a wrong name lists all."
+)
 @click.option("--load", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster.")
 @click.option(
     "--depth", type=click.IntRange(1), metavar="N", help="Waiting jobs that a scheduler looks at; Slurm: 500."
@@ -28,16 +39,29 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", type=int, metavar="N", help="Of limits, failures and tiers that the trace does not tell.")
 @click.option("--tick", default="60s", show_default=True, metavar="TIME", help="How often ours decides; 0s: always.")
 @click.option(
-    "--window", type=click.Choice(["all", "first-half", "second-half"]), default="all", show_default=True,
+    "--window",
+    type=click.Choice(["all", "first-half", "second-half"]),
+    default="all",
+    show_default=True,
     help="Judge the jobs submitted in it; all are replayed.",
-)  # fmt: skip
+)
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are no jobs, and count them.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw the results, too.")
 @format_option
 def simulate(
-    trace: Path, file: Path | None, names: tuple[str, ...], policies: tuple[str, ...], load: float | None,
-    depth: int | None, seed: int | None, tick: str, window: str, skip_bad: bool, png: Path | None, form: str,
-) -> None:  # fmt: skip
+    trace: Path,
+    file: Path | None,
+    names: tuple[str, ...],
+    policies: tuple[str, ...],
+    load: float | None,
+    depth: int | None,
+    seed: int | None,
+    tick: str,
+    window: str,
+    skip_bad: bool,
+    png: Path | None,
+    form: str,
+) -> None:
     """Replay TRACE on several sites, each with EASY backfill of its own; one record a policy.
 
     TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or what `sacct -P` printed; - is stdin. Without --sites and

@@ -39,9 +39,16 @@ def list_(site_name: str, form: str) -> None:
 @click.option("--framework", type=click.Choice(["jax", "torch", "none"]), default="none", show_default=True)
 @click.option("--data", metavar="NAME=PATH", multiple=True, help="Stage this dataset; ranks find it at PIT_DATA_NAME.")
 def render(
-    script: str, command: tuple[str, ...], site_name: str, nodes: int, tasks_per_node: int,
-    gpus_per_node: int | None, time: str, framework: str, data: tuple[str, ...],
-) -> None:  # fmt: skip
+    script: str,
+    command: tuple[str, ...],
+    site_name: str,
+    nodes: int,
+    tasks_per_node: int,
+    gpus_per_node: int | None,
+    time: str,
+    framework: str,
+    data: tuple[str, ...],
+) -> None:
     """Print SCRIPT as a site's sbatch file, running COMMAND on every rank: `render train … -- python train.py`.
 
     stage needs no COMMAND: it has no ranks.
@@ -51,10 +58,19 @@ def render(
 
     site = load(site_name)
     click.echo(
-        text(site, script, command, nodes=nodes, tasks_per_node=tasks_per_node, gpus_per_node=gpus_per_node,
-             time=time, framework=framework, data=pairs(data, "--data")),
+        text(
+            site,
+            script,
+            command,
+            nodes=nodes,
+            tasks_per_node=tasks_per_node,
+            gpus_per_node=gpus_per_node,
+            time=time,
+            framework=framework,
+            data=pairs(data, "--data"),
+        ),
         nl=False,
-    )  # fmt: skip
+    )
 
 
 @group.command()

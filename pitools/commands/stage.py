@@ -58,9 +58,15 @@ def group() -> None:
 @limit_options
 @format_option
 def plan(
-    sources: tuple[str, ...], root: Path, arrays: tuple[str, ...], steps: str, episodes: str,
-    quota: int | None, min_free: int | None, form: str,
-) -> int:  # fmt: skip
+    sources: tuple[str, ...],
+    root: Path,
+    arrays: tuple[str, ...],
+    steps: str,
+    episodes: str,
+    quota: int | None,
+    min_free: int | None,
+    form: str,
+) -> int:
     """What `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
@@ -115,10 +121,22 @@ def _limits(quota: int | None, min_free: int | None) -> Limits:
 @click.option("--receipt", type=place_of_file, metavar="FILE", help="Also write the records here, when all are staged.")
 @format_option
 def run(
-    sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str, dry_run: bool,
-    verify: bool, fanout: bool, readers: int | None,
-    bwlimit: int | None, quota: int | None, min_free: int | None, timeout: int, receipt: Path | None, form: str,
-) -> int:  # fmt: skip
+    sources: tuple[str, ...],
+    root: Path | None,
+    arrays: tuple[str, ...],
+    steps: str,
+    episodes: str,
+    dry_run: bool,
+    verify: bool,
+    fanout: bool,
+    readers: int | None,
+    bwlimit: int | None,
+    quota: int | None,
+    min_free: int | None,
+    timeout: int,
+    receipt: Path | None,
+    form: str,
+) -> int:
     """Copy dataset versions to ROOT/objects/<version>, verified; safe to repeat.
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
@@ -149,9 +167,15 @@ def run(
         for what, to, _ in work:
             with _bar(what.manifest) as (advance, finished, waiting):
                 how: Any = {
-                    "verify": verify, "readers": readers or 0, "bytes_per_s": bwlimit or 0, "timeout_s": timeout,
-                    "limits": limits, "advance": advance, "finished": finished, "waiting": waiting,
-                }  # fmt: skip
+                    "verify": verify,
+                    "readers": readers or 0,
+                    "bytes_per_s": bwlimit or 0,
+                    "timeout_s": timeout,
+                    "limits": limits,
+                    "advance": advance,
+                    "finished": finished,
+                    "waiting": waiting,
+                }
                 record = (
                     _stage_store(what, to, group, how)
                     if isinstance(what, Store)
@@ -231,7 +255,7 @@ def _note(text: str) -> None:
 
 def _work(
     sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str
-) -> Iterator[Work]:  # fmt: skip
+) -> Iterator[Work]:
     """What to stage where, from the command line or from plans on stdin."""
     from pitools.stage import plan as planning
     from pitools.stage.resolve import chosen

@@ -70,17 +70,23 @@ place_of_file = _Place()
 def to_option(*, required: bool) -> Callable[[F], F]:
     """`--to ROOT`."""
     return click.option(
-        "--to", "root", required=required, metavar="ROOT", type=_Root(file_okay=False),
+        "--to",
+        "root",
+        required=required,
+        metavar="ROOT",
+        type=_Root(file_okay=False),
         help="The node's staging folder; {node}, {user}, {job} are filled in.",
-    )  # fmt: skip
+    )
 
 
 def readers_option(function: F) -> F:
     """`--readers N`."""
     return click.option(
-        "--readers", type=click.IntRange(1, 64), default=None,
+        "--readers",
+        type=click.IntRange(1, 64),
+        default=None,
         help="Files read at once (default: by the kind of source, at most 16).",
-    )(function)  # fmt: skip
+    )(function)
 
 
 def choice_options(function: F) -> F:
@@ -89,10 +95,12 @@ def choice_options(function: F) -> F:
         click.option("--episodes", default="", metavar="LIST", help="Only shards of these episodes, such as 3,7-9."),
         click.option("--steps", default="", metavar="A:B", help="Only shards of steps A up to B, B not included."),
         click.option(
-            "--arrays", multiple=True, metavar="NAMES",
+            "--arrays",
+            multiple=True,
+            metavar="NAMES",
             help="Only these arrays, groups of them or globs: action,obs/state,'obs/*_image'. May be given again.",
         ),
-    ):  # fmt: skip
+    ):
         function = option(function)
     return function
 
@@ -101,14 +109,22 @@ def limit_options(function: F) -> F:
     """`--quota`, `--min-free`: what staging leaves to others."""
     for option in (
         click.option(
-            "--min-free", metavar="SIZE", callback=bytes_of, envvar="PIT_STAGE_MIN_FREE", show_envvar=True,
+            "--min-free",
+            metavar="SIZE",
+            callback=bytes_of,
+            envvar="PIT_STAGE_MIN_FREE",
+            show_envvar=True,
             help="What must stay free on ROOT's disk; the least recently used sets go first.",
         ),
         click.option(
-            "--quota", metavar="SIZE", callback=bytes_of, envvar="PIT_STAGE_QUOTA", show_envvar=True,
+            "--quota",
+            metavar="SIZE",
+            callback=bytes_of,
+            envvar="PIT_STAGE_QUOTA",
+            show_envvar=True,
             help="The most that ROOT may hold; the least recently used sets go first.",
         ),
-    ):  # fmt: skip
+    ):
         function = option(function)
     return function
 

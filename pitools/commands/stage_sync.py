@@ -63,9 +63,13 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     try:
         with nullcontext() if dry_run else alone(policy), Output(form, _COLUMNS) as out:
             work = Sync(
-                policy, changed=(lambda _: None) if quiet else out, failed=complain, dry_run=dry_run,
-                timeout_s=timeout_s, show=sys.stderr.isatty(),
-            )  # fmt: skip
+                policy,
+                changed=(lambda _: None) if quiet else out,
+                failed=complain,
+                dry_run=dry_run,
+                timeout_s=timeout_s,
+                show=sys.stderr.isatty(),
+            )
             code = _work(work, book)
     except Running as running:
         if not quiet:

@@ -23,12 +23,22 @@ COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "fre
     "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Where; inside a job, its own cluster."
 )
 @click.option("--partition", metavar="NAME", help="Free nodes of this partition, instead of the site's default.")
-@click.option("--from", "source", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="The fabric of this file, as `pit topology show --from` reads it.")  # fmt: skip
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The fabric of this file, as `pit topology show --from` reads it.",
+)
 @click.option("--from-nodes", metavar="LIST", help="Of these nodes, instead of those that are free; - is stdin.")
 @click.option("--costs", type=click.File(), metavar="FILE", help="What nodes cost: lines such as `n[01-04] 2.5`.")
-@click.option("--objective", type=click.Choice(["level", "leaf", "ring", "pair"]), default="level", show_default=True,
-              help="Lowest common switch; fewest leaves; links of a ring; distance of all pairs.")  # fmt: skip
+@click.option(
+    "--objective",
+    type=click.Choice(["level", "leaf", "ring", "pair"]),
+    default="level",
+    show_default=True,
+    help="Lowest common switch; fewest leaves; links of a ring; distance of all pairs.",
+)
 @click.option("--spares", type=click.IntRange(0), default=0, metavar="S", help="So many more, to stand in.")
 @click.option("--segment", type=click.IntRange(0), default=0, metavar="N", help="So many nodes at a time in a leaf.")
 @click.option("--pods-like-slurm", is_flag=True, help="Only the smallest pod with room, to spare the large ones.")
@@ -36,10 +46,20 @@ COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "fre
 @click.option("-H", "as_hosts", is_flag=True, help="Print the nodes and spares as one folded list.")
 @format_option
 def choose(
-    k: int, site_name: str | None, partition: str | None, source: Path | None, from_nodes: str | None,
-    costs: IO[str] | None, objective: Objective, spares: int, segment: int, pods_like_slurm: bool, as_exclude: bool,
-    as_hosts: bool, form: str,
-) -> None:  # fmt: skip
+    k: int,
+    site_name: str | None,
+    partition: str | None,
+    source: Path | None,
+    from_nodes: str | None,
+    costs: IO[str] | None,
+    objective: Objective,
+    spares: int,
+    segment: int,
+    pods_like_slurm: bool,
+    as_exclude: bool,
+    as_hosts: bool,
+    form: str,
+) -> None:
     """Choose the best K of a site's free nodes, and tell what they cost and what the next best would.
 
     \b

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 @click.option("--job", metavar="ID", help="Order the nodes of this running job.")
 @click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Short for --as hostfile --gpus N.")
 @click.option(
-    "--as", "shape", type=click.Choice(["hostfile", "torchrun", "rankfile", "jax", "ranks"]),
+    "--as",
+    "shape",
+    type=click.Choice(["hostfile", "torchrun", "rankfile", "jax", "ranks"]),
     help="For srun, torchrun, Open MPI or JAX; or every rank with its groups.",
-)  # fmt: skip
+)
 @click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of a node, a rank each.")
 @click.option("--cpus", type=click.IntRange(1), default=1, metavar="N", help="Cores of a rank, for rankfile.")
 @click.option("--tensor", type=click.IntRange(1), default=1, metavar="T", help="Ranks of a tensor group.")
@@ -36,9 +38,18 @@ if TYPE_CHECKING:
 @click.option("-H", "as_hosts", is_flag=True, help="One line of nodes, in order.")
 @format_option
 def order(
-    nodes: str | None, site_name: str | None, job: str | None, hostfile: int | None, shape: str | None, gpus: int,
-    cpus: int, tensor: int, pipeline: int, as_hosts: bool, form: str,
-) -> None:  # fmt: skip
+    nodes: str | None,
+    site_name: str | None,
+    job: str | None,
+    hostfile: int | None,
+    shape: str | None,
+    gpus: int,
+    cpus: int,
+    tensor: int,
+    pipeline: int,
+    as_hosts: bool,
+    form: str,
+) -> None:
     """Put NODES in rank order: depth first over the switch tree.
 
     NODES is a host list such as n[01-16], or - to read lists or records from stdin. Without NODES, inside an
@@ -107,9 +118,17 @@ def _fabric(site_name: str | None, *, must: bool) -> Fabric:
 
 
 def _shaped(
-    shape: str, slots: Sequence[Slot], nodes: str, slurm: Client, *, gpus: int, cpus: int, tensor: int,
-    pipeline: int, form: str,
-) -> None:  # fmt: skip
+    shape: str,
+    slots: Sequence[Slot],
+    nodes: str,
+    slurm: Client,
+    *,
+    gpus: int,
+    cpus: int,
+    tensor: int,
+    pipeline: int,
+    form: str,
+) -> None:
     from pitools.topology import rank_layout
     from pitools.topology.fabric_model import listed
 

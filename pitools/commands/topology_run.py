@@ -22,23 +22,38 @@ _MOST_LETTERS = 4 << 20  # Slurm's own max_script_size
 @site_option
 @click.option("--nodes", type=click.IntRange(1), metavar="K", help="Instead of the script's.")
 @click.option(
-    "--by", type=click.Choice(["exclude", "nodelist", "reservation"]), default="exclude", show_default=True,
+    "--by",
+    type=click.Choice(["exclude", "nodelist", "reservation"]),
+    default="exclude",
+    show_default=True,
     help="Exclude the other leaves, name the nodes, or reserve them (operators only).",
-)  # fmt: skip
+)
 @click.option("--objective", type=click.Choice(["pair", "ring", "level", "leaf"]), default="level", show_default=True)
 @click.option("--segment", type=click.IntRange(0), default=0, metavar="N", help="So many nodes at a time in a leaf.")
 @click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Choices at most.")
 @click.option("--timeout", metavar="TIME", default="5m", show_default=True, help="For all tries: 90s, 5m, 1h.")
 @click.option(
-    "--then", type=click.Choice(["lift", "keep", "cancel"]), default="lift", show_default=True,
+    "--then",
+    type=click.Choice(["lift", "keep", "cancel"]),
+    default="lift",
+    show_default=True,
     help="After the last try: the constraint is lifted or kept, or the job cancelled.",
-)  # fmt: skip
+)
 @click.option("-H", "as_hosts", is_flag=True, help="Print the job's nodes as one folded list.")
 @format_option
 def run(
-    script: IO[str], site_name: str, nodes: int | None, by: By, objective: Objective, segment: int,
-    tries: int, timeout: str, then: Then, as_hosts: bool, form: str,
-) -> None:  # fmt: skip
+    script: IO[str],
+    site_name: str,
+    nodes: int | None,
+    by: By,
+    objective: Objective,
+    segment: int,
+    tries: int,
+    timeout: str,
+    then: Then,
+    as_hosts: bool,
+    form: str,
+) -> None:
     """Submit SCRIPT (- is stdin) to the best free nodes of a site, and choose again when they are lost.
 
     SCRIPT is an sbatch file; what it does not say is the site's default, as with psbatch. Returns when the job has

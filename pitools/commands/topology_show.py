@@ -23,9 +23,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--nvlink-here", is_flag=True, help="Print the NVLink domain of this node, as NVML tells it.")
 @format_option
 def show(
-    site_name: str | None, source: Path | None, png: Path | None, svg: Path | None, form_as: str | None,
-    nvlink_here: bool, form: str,
-) -> None:  # fmt: skip
+    site_name: str | None,
+    source: Path | None,
+    png: Path | None,
+    svg: Path | None,
+    form_as: str | None,
+    nvlink_here: bool,
+    form: str,
+) -> None:
     """Show a fabric with its occupancy: a tree on a terminal, a record a leaf in a pipe, or a picture.
 
     \b
@@ -108,8 +113,7 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
     from pitools.topology.show.score import score as judge
 
     fabric, slurm, _ = load_fabric(site_name, source)
-    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings",
-               "reordered_crossings", "share")  # fmt: skip
+    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings", "reordered_crossings", "share")
     waiting: list[str] = []
     with Output(form, columns if form != "jsonl" else ()) as out:
 

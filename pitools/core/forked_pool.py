@@ -56,9 +56,13 @@ def default_readers() -> int:
 
 
 def run(
-    tasks: Sequence[Task], start: Callable[[Seat], Worker[Task, Result]], result: Callable[[Result], None], *,
-    readers: int, advance: Callable[[int], None],
-) -> None:  # fmt: skip
+    tasks: Sequence[Task],
+    start: Callable[[Seat], Worker[Task, Result]],
+    result: Callable[[Result], None],
+    *,
+    readers: int,
+    advance: Callable[[int], None],
+) -> None:
     """Do every task once, in about this order, with `readers` threads over the cores; `result` and `advance` are
     called here, in the caller's process, and `advance` also with 0 as time passes.
 
@@ -114,9 +118,15 @@ class _Crew(Generic[Task, Result]):
         try:
             pid = os.fork()
             if pid == 0:
-                _work(self._tasks, self._start, self._take, send, [
-                    Seat(self._board, number * self._threads + thread) for thread in range(self._threads)
-                ], parent=parent, strange=(self._feed, results, *self._pids))  # fmt: skip
+                _work(
+                    self._tasks,
+                    self._start,
+                    self._take,
+                    send,
+                    [Seat(self._board, number * self._threads + thread) for thread in range(self._threads)],
+                    parent=parent,
+                    strange=(self._feed, results, *self._pids),
+                )
             os.close(send)
             self._pids[results], self._received[results] = pid, bytearray()
         finally:
@@ -213,9 +223,15 @@ def _ended(pid: int, deadline: float) -> bool:
 
 
 def _work(
-    tasks: Sequence[Task], start: Callable[[Seat], Worker[Task, Result]], take: int, send: int, seats: list[Seat], *,
-    parent: int, strange: tuple[int, ...],
-) -> NoReturn:  # fmt: skip
+    tasks: Sequence[Task],
+    start: Callable[[Seat], Worker[Task, Result]],
+    take: int,
+    send: int,
+    seats: list[Seat],
+    *,
+    parent: int,
+    strange: tuple[int, ...],
+) -> NoReturn:
     """A forked process's whole life. Nothing of the parent's is unwound, flushed or closed here."""
     try:
         # Ctrl-C reaches the whole group; the parent hears it and tells us by the board.
@@ -241,9 +257,13 @@ def _work(
 
 
 def _serve(
-    tasks: Sequence[Task], start: Callable[[Seat], Worker[Task, Result]], take: int, send: int, seat: Seat,
+    tasks: Sequence[Task],
+    start: Callable[[Seat], Worker[Task, Result]],
+    take: int,
+    send: int,
+    seat: Seat,
     lock: threading.Lock,
-) -> None:  # fmt: skip
+) -> None:
     try:
         worker = start(seat)
         try:

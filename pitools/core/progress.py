@@ -84,9 +84,15 @@ def _line(bar: Bar) -> None:
     wall_s = time.monotonic() - bar.started
     left_s = wall_s * max(0, bar.total - bar.done) / bar.done if bar.done and bar.total else None
     record = Progress(
-        what=bar.title, unit=bar.unit, done=bar.done, total=bar.total, parts=bar.parts, all_parts=bar.all_parts,
-        wall_s=round(wall_s, 1), left_s=None if left_s is None else round(left_s, 1),
-    )  # fmt: skip
+        what=bar.title,
+        unit=bar.unit,
+        done=bar.done,
+        total=bar.total,
+        parts=bar.parts,
+        all_parts=bar.all_parts,
+        wall_s=round(wall_s, 1),
+        left_s=None if left_s is None else round(left_s, 1),
+    )
     print(msgspec.json.encode(record).decode(), file=sys.stderr, flush=True)
 
 

@@ -116,9 +116,14 @@ def start(
     """
     with open(log, "ab", opener=own) as out:
         return _popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=dict(env), cwd=cwd,
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
             start_new_session=session,
-        )  # fmt: skip
+        )
 
 
 def kill_sessions(*leaders: int) -> None:

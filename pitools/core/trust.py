@@ -19,7 +19,7 @@ _OVERFLOW = 65534  # the uid that a container shows for every user of the host w
 
 def check(
     path: Path, what: str, *, group_above: bool = False, inside: bool = False, also: str = "", otherwise: str = ""
-) -> None:  # fmt: skip
+) -> None:
     """Refuse a file or folder that anybody but this user and root could change or exchange.
 
     what: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group of

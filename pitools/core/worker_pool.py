@@ -101,8 +101,11 @@ def _next(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
         try:
             return done.get(timeout=_STALLED_S)
         except queue.Empty:
-            print(f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
-                  "system not answer? Ctrl-C keeps what is done", file=sys.stderr)  # fmt: skip
+            print(
+                f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
+                "system not answer? Ctrl-C keeps what is done",
+                file=sys.stderr,
+            )
 
 
 def _end(processes: Collection[BaseProcess]) -> None:

@@ -38,9 +38,7 @@ class Rebuilt(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuilt/1"):
     repaired_files: int = 0
 
 
-def rebuild(
-    path: Path, folders: Sequence[Path], *, to_publish: bool = False
-) -> tuple[Rebuilt, list[Difference]]:  # fmt: skip
+def rebuild(path: Path, folders: Sequence[Path], *, to_publish: bool = False) -> tuple[Rebuilt, list[Difference]]:
     """Ingest again what the version in folder `path` was made of, as it was, and compare. Only its manifest is read.
 
     folders: where the recordings are now, at whatever depth. to_publish: put the result in the root: into the version
@@ -68,8 +66,9 @@ def rebuild(
             return record, found
         final = whole.parent / made.name
         repaired = 0 if publish(made, final) else _repair(final, made, known)
-        return Rebuilt(name=name, version=version, rebuilt=made.name, state=state, path=str(final),
-                       repaired_files=repaired), found  # fmt: skip
+        return Rebuilt(
+            name=name, version=version, rebuilt=made.name, state=state, path=str(final), repaired_files=repaired
+        ), found
 
 
 def _state(found: Sequence[Difference]) -> str:
@@ -126,7 +125,7 @@ def _own(root: Path, name: str, manifest: Manifest, where: str) -> tuple[Path | 
 
 def _ingest(
     files: Sequence[Path], records: Sequence[dict[str, Any]], aside: Path, name: str, parent: Path | None
-) -> Path:  # fmt: skip
+) -> Path:
     """The same ingest once more, in a root of its own. All records of one ingest hold the same options."""
     from pitools.dataset.ingest.ingest import ingest
 
@@ -137,10 +136,16 @@ def _ingest(
         schema = aside / "schema.toml"
         schema.write_text(str(held["text"]))
     made = ingest(
-        files, root=aside, name=name, layout=layouts.pop() if len(layouts) == 1 else "auto",
-        codec=str(asked.get("codec", "")), skip=[str(glob) for glob in asked.get("skip", ())], schema=schema,
-        append=parent, skip_refused=any(record.get("refused") for record in records),
-    )  # fmt: skip
+        files,
+        root=aside,
+        name=name,
+        layout=layouts.pop() if len(layouts) == 1 else "auto",
+        codec=str(asked.get("codec", "")),
+        skip=[str(glob) for glob in asked.get("skip", ())],
+        schema=schema,
+        append=parent,
+        skip_refused=any(record.get("refused") for record in records),
+    )
     return Path(made.path)
 
 

@@ -87,11 +87,16 @@ def arrays(manifest: Manifest) -> Iterator[Array]:
         sizes = [file.bytes for file in manifest.files if file.path.startswith(f"{name}/c/")]
         found = known.get(name)
         yield Array(
-            array=name, shape=schema.shape, dtype=schema.dtype, bytes=sum(sizes), files=len(sizes),
+            array=name,
+            shape=schema.shape,
+            dtype=schema.dtype,
+            bytes=sum(sizes),
+            files=len(sizes),
             minimum=min(found.minimum, default=None) if found else None,
             maximum=max(found.maximum, default=None) if found else None,
-            bad=found.bad if found else None, statistics=found,
-        )  # fmt: skip
+            bad=found.bad if found else None,
+            statistics=found,
+        )
 
 
 def check_complete(path: Path, manifest: Manifest) -> None:

@@ -44,9 +44,16 @@ class _Queue(Protocol):
 
 
 def run(
-    site: Site, name: str, function: Callable[..., object], calls: Sequence[tuple[Any, ...]], *, work: Path,
-    total: int, done: Count, cpus: int = 1,
-) -> None:  # fmt: skip
+    site: Site,
+    name: str,
+    function: Callable[..., object],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    work: Path,
+    total: int,
+    done: Count,
+    cpus: int = 1,
+) -> None:
     """Call `function` with each of `calls` in an array task of its own, and wait until all have returned.
 
     work: a folder that all nodes see. total, done: pieces of work in all, and how many are done now; shown on the way.
@@ -114,9 +121,7 @@ class _Slurm:
         self._slurm.cancel([self._id])
 
 
-def _attend(
-    jobs: Sequence[submitit.Job[Any]], queue: _Queue, advance: Callable[[int], None], done: Count
-) -> None:  # fmt: skip
+def _attend(jobs: Sequence[submitit.Job[Any]], queue: _Queue, advance: Callable[[int], None], done: Count) -> None:
     began = asked = time.monotonic()
     shown, gone = 0, 0.0
     left = list(jobs)

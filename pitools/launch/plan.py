@@ -198,6 +198,12 @@ def script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "
     job = msgspec.structs.replace(plan.job, name=Path(run_dir).name, output=logs, array=array)
     datasets = [Dataset(name=data.name, source=data.source) for data in plan.data]
     return render(
-        site, "train", job, payload=payload, datasets=datasets, environment=plan.request.env,
-        run_dir=run_dir, python=plan.python,
-    )  # fmt: skip
+        site,
+        "train",
+        job,
+        payload=payload,
+        datasets=datasets,
+        environment=plan.request.env,
+        run_dir=run_dir,
+        python=plan.python,
+    )

@@ -118,9 +118,17 @@ class Loader(Stateful):
     """An endless iterator of batches; `state` and `load_state` resume it exactly, at another world size too."""
 
     def __init__(
-        self, samples: Samples, *, batch_size: int = 0, rank: int = 0, world_size: int = 1, threads: int = 2,
-        ahead: int = 2, stalled_s: float = STALLED_S, allocate: Allocate = aligned,
-    ) -> None:  # fmt: skip
+        self,
+        samples: Samples,
+        *,
+        batch_size: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        threads: int = 2,
+        ahead: int = 2,
+        stalled_s: float = STALLED_S,
+        allocate: Allocate = aligned,
+    ) -> None:
         """batch_size: of all ranks together; samples whose batches are planned have their own. threads: that read.
         ahead: batches read before they are asked for. stalled_s: without any read coming back. allocate: makes the
         buffers, as of pinned memory. Raises ConfigError.

@@ -25,9 +25,13 @@ _REQUESTS = 8
 
 
 def open_arrays(
-    where: str | Path, *, cache: Path | None = None, check: Check = "first", resident_bytes: int = RESIDENT_BYTES,
+    where: str | Path,
+    *,
+    cache: Path | None = None,
+    check: Check = "first",
+    resident_bytes: int = RESIDENT_BYTES,
     limits: Limits | None = None,
-) -> Arrays:  # fmt: skip
+) -> Arrays:
     """A version's arrays. where: as `pitools.store.resolve` says, such as `ROOT/NAME@TAG`, or a URL (that of a dataset
     of one version too), such as s3://….
 

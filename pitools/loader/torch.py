@@ -64,9 +64,13 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
     """
 
     def __init__(
-        self, make: Callable[[], Loader], *, transform: Callable[[TorchBatch], Any] | None = None,
-        state: State | Mapping[str, Any] | None = None, repeat: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        make: Callable[[], Loader],
+        *,
+        transform: Callable[[TorchBatch], Any] | None = None,
+        state: State | Mapping[str, Any] | None = None,
+        repeat: bool = False,
+    ) -> None:
         """make: makes the Loader: a function of a module, or a `partial` of one, as workers are given it by pickle.
         transform: done by the workers, on tensors of their own. state: where to go on. repeat: each iterator begins
         there again, as validation wants it. Raises ConfigError.

@@ -28,9 +28,19 @@ from pitools.core.record import Record
 from pitools.run import run_folder
 
 Kind = Literal[
-    "finished", "preempted", "time-limit", "node", "gpu", "network", "memory", "storage", "user", "hang", "cancelled",
+    "finished",
+    "preempted",
+    "time-limit",
+    "node",
+    "gpu",
+    "network",
+    "memory",
+    "storage",
+    "user",
+    "hang",
+    "cancelled",
     "unknown",
-]  # fmt: skip
+]
 SUCCEEDED = "succeeded"
 VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 

@@ -69,11 +69,31 @@ class StepLog:
             folder / f"{rank}.jsonl", "ab", buffering=0, opener=own
         )
 
-    def write(self, *, step: int, loss: float, wall_s: float, input_s: float, compute_s: float, comm_s: float,
-              samples: int, bytes_read: int = 0) -> None:  # fmt: skip
+    def write(
+        self,
+        *,
+        step: int,
+        loss: float,
+        wall_s: float,
+        input_s: float,
+        compute_s: float,
+        comm_s: float,
+        samples: int,
+        bytes_read: int = 0,
+    ) -> None:
         """Append one step."""
-        record = Step(t=timestamps.now(), rank=self.rank, step=step, loss=loss, wall_s=wall_s, input_s=input_s,
-                      compute_s=compute_s, comm_s=comm_s, samples=samples, bytes_read=bytes_read)  # fmt: skip
+        record = Step(
+            t=timestamps.now(),
+            rank=self.rank,
+            step=step,
+            loss=loss,
+            wall_s=wall_s,
+            input_s=input_s,
+            compute_s=compute_s,
+            comm_s=comm_s,
+            samples=samples,
+            bytes_read=bytes_read,
+        )
         self._file.write(msgspec.json.encode(record) + b"\n")
 
     def beat(self, allow_s: float = 0.0) -> None:

@@ -118,9 +118,16 @@ def _scripts(site: Site) -> Iterator[Finding]:
     for template in templates(site):
         try:
             rendered = text(
-                site, template.script, ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="",
-                framework="none", data={},
-            )  # fmt: skip
+                site,
+                template.script,
+                ["true"],
+                nodes=1,
+                tasks_per_node=1,
+                gpus_per_node=None,
+                time="",
+                framework="none",
+                data={},
+            )
         except PitError as error:
             yield Finding(site=site.name, key=f"templates.{template.script}", problem=error.what, hint=error.hint)
             continue

@@ -190,8 +190,9 @@ def _check_far(site: Site, came_from: Mapping[str, str]) -> None:
         if origin and value and not value.startswith("/"):
             raise ConfigError(
                 f'paths.{key} = "{value}" is relative (expected a path in full, as the site reaches it over ssh)',
-                where=origin, hint=f'{key} = "/shared/{{user}}/{key}"',
-            )  # fmt: skip
+                where=origin,
+                hint=f'{key} = "/shared/{{user}}/{key}"',
+            )
 
 
 def _check_units(site: Site, where: str) -> None:

@@ -24,11 +24,34 @@ from pitools.slurm.errors import NOT_FOUND, SSH_FAILED
 
 # sbatch's options that take no value; every other one takes one, joined by "=" or as the next word.
 _BARE = {
-    "contiguous", "disable-stdout-job-summary", "exclusive", "get-user-env", "help", "hold", "ignore-pbs",
-    "no-bell", "no-kill", "no-requeue", "nice", "overcommit", "oversubscribe", "parsable", "propagate", "quiet",
-    "reboot", "requeue", "share", "spread-job", "stepmgr", "test-only", "usage", "use-min-nodes", "verbose",
-    "version", "wait",
-}  # fmt: skip
+    "contiguous",
+    "disable-stdout-job-summary",
+    "exclusive",
+    "get-user-env",
+    "help",
+    "hold",
+    "ignore-pbs",
+    "no-bell",
+    "no-kill",
+    "no-requeue",
+    "nice",
+    "overcommit",
+    "oversubscribe",
+    "parsable",
+    "propagate",
+    "quiet",
+    "reboot",
+    "requeue",
+    "share",
+    "spread-job",
+    "stepmgr",
+    "test-only",
+    "usage",
+    "use-min-nodes",
+    "verbose",
+    "version",
+    "wait",
+}
 # Names that are whole, though longer ones begin with them; any other unique beginning of a name is as good as the name.
 _WHOLE = {"export", "gpus", "gres", "mem", "ntasks", "time", "wait"}
 _SHORT_BARE = set("HIksOQvVWhu")
@@ -128,11 +151,16 @@ def defaults(site: Site, given: set[str]) -> list[str]:
     if default.partition and not says(known, "partition"):
         dialect.partition(site, default.partition, where)
     bare = dialect.Job(
-        name="", nodes=0, tasks_per_node=0, cpus_per_task=0, requeue=None, time_s=units.seconds(default.time),
+        name="",
+        nodes=0,
+        tasks_per_node=0,
+        cpus_per_task=0,
+        requeue=None,
+        time_s=units.seconds(default.time),
         partition=default.partition,
         account="" if says(known, "account") else dialect.account(site, default.account, where),
         qos="" if says(known, "qos") else dialect.qos(site, default.tier, where),
-    )  # fmt: skip
+    )
     return [flag for flag in dialect.flags(site, bare) if not says(known, flag[2:].split("=")[0])]
 
 

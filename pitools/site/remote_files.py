@@ -82,9 +82,14 @@ class Sent(NamedTuple):
 
 
 def shell(
-    site: Site, script: str, *words: str, env: Mapping[str, str] = _READABLE, stdin: str | BinaryIO | None = None,
-    stdout: BinaryIO | None = None, timeout_s: float = 0.0,
-) -> subprocesses.Completed:  # fmt: skip
+    site: Site,
+    script: str,
+    *words: str,
+    env: Mapping[str, str] = _READABLE,
+    stdin: str | BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
+    timeout_s: float = 0.0,
+) -> subprocesses.Completed:
     """Run a one-line shell script where the site is, with words as $1, $2, …, and return its answer, whatever it is.
 
     timeout_s: if more than the reach's own. Raises Unreachable where there is no answer, or only half of one.
@@ -99,7 +104,7 @@ def shell(
 
 def put(
     site: Site, what: Path | Sequence[tar_stream.Entry], to: str, *, limit: int = 256 * MIB, mode: int | None = None
-) -> Sent:  # fmt: skip
+) -> Sent:
     """Send a folder, or entries of one, and let it appear at `to`, whole; what is there already stays.
 
     mode: permissions of the folder, by default as the umask there has it.

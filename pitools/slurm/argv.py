@@ -36,9 +36,14 @@ def nodes(names: str = "") -> list[str]:
 
 
 def jobs(
-    ids: Sequence[str] = (), user: str = "", name: str = "", *, all_states: bool = False, each_task: bool = False,
+    ids: Sequence[str] = (),
+    user: str = "",
+    name: str = "",
+    *,
+    all_states: bool = False,
+    each_task: bool = False,
     sep: str = "|",
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Jobs that have not ended, narrowed by ids, user and name.
 
     all_states: also those that ended minutes ago. each_task: a line for every task of a pending array.
@@ -62,9 +67,14 @@ def job(job_id: str) -> list[str]:
 
 
 def accounting(
-    ids: Sequence[str] = (), user: str = "", name: str = "", since: datetime | None = None, *,
-    attempts: bool = True, sep: str = "|",
-) -> list[str]:  # fmt: skip
+    ids: Sequence[str] = (),
+    user: str = "",
+    name: str = "",
+    since: datetime | None = None,
+    *,
+    attempts: bool = True,
+    sep: str = "|",
+) -> list[str]:
     """What accounting keeps of these jobs, or of those that were in any state since an aware moment.
 
     attempts: every attempt of a requeued job; else the last.
@@ -117,15 +127,17 @@ def requeue(ids: Sequence[str]) -> list[str]:
 
 
 def update(
-    job_id: str, *, exclude: str | None = None, nodelist: str | None = None, reservation: str | None = None,
+    job_id: str,
+    *,
+    exclude: str | None = None,
+    nodelist: str | None = None,
+    reservation: str | None = None,
     start_now: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Change a job that waits: host lists and reservation, of which "" is none and None is left as it is."""
     said = [("excnodelist", exclude, _HOSTS), ("reqnodelist", nodelist, _HOSTS)]
     said += [("reservationname", reservation, _RESERVATION)]
-    words = [
-        f"{key}={_checked(value, form, key) if value else ''}" for key, value, form in said if value is not None
-    ]  # fmt: skip
+    words = [f"{key}={_checked(value, form, key) if value else ''}" for key, value, form in said if value is not None]
     words += ["starttime=now"] if start_now else []
     if longest := max((word for word in words if len(word) > _LONGEST), key=len, default=""):
         hint = "name the nodes instead (nodelist, reservation)"
@@ -140,10 +152,16 @@ def reserve(name: str, nodes: str, user: str, minutes: int) -> list[str]:
     without it. PURGE_COMP: it ends a minute after the last of its jobs; so nothing is left of it, whoever forgets it.
     """
     return [
-        "scontrol", "create", "reservation", f"reservationname={_checked(name, _RESERVATION, 'reservation')}",
-        "starttime=now", f"duration={minutes}", f"nodes={_checked(nodes, _HOSTS, 'host list')}",
-        f"users={_checked(user, _NAME, 'user')}", "flags=FLEX,NO_HOLD_JOBS_AFTER,PURGE_COMP=00:01:00",
-    ]  # fmt: skip
+        "scontrol",
+        "create",
+        "reservation",
+        f"reservationname={_checked(name, _RESERVATION, 'reservation')}",
+        "starttime=now",
+        f"duration={minutes}",
+        f"nodes={_checked(nodes, _HOSTS, 'host list')}",
+        f"users={_checked(user, _NAME, 'user')}",
+        "flags=FLEX,NO_HOLD_JOBS_AFTER,PURGE_COMP=00:01:00",
+    ]
 
 
 def unreserve(name: str) -> list[str]:

@@ -98,9 +98,14 @@ class Client:
         return parse_cluster.topology(self._checked(argv.TOPOLOGY, done))
 
     def jobs(
-        self, ids: Sequence[str] = (), *, user: str = "", name: str = "", all_states: bool = False,
+        self,
+        ids: Sequence[str] = (),
+        *,
+        user: str = "",
+        name: str = "",
+        all_states: bool = False,
         each_task: bool = False,
-    ) -> list[Job]:  # fmt: skip
+    ) -> list[Job]:
         """Jobs that have not ended (`all_states`: or ended minutes ago), narrowed by ids, user and exact name.
 
         An id that slurmctld does not know is no error: it has no job here.
@@ -122,9 +127,14 @@ class Client:
         return parse_jobs.scontrol_jobs(self._checked(command, done), UTC)
 
     def accounting(
-        self, ids: Sequence[str] = (), *, user: str = "", name: str = "", since: datetime | None = None,
+        self,
+        ids: Sequence[str] = (),
+        *,
+        user: str = "",
+        name: str = "",
+        since: datetime | None = None,
         attempts: bool = True,
-    ) -> list[Accounting]:  # fmt: skip
+    ) -> list[Accounting]:
         """What accounting keeps of these ids, or since an aware moment; every attempt, or only the last of each job."""
         sep = separator()
         found = parse_accounting.sacct(
@@ -232,15 +242,21 @@ class Client:
         self._change(argv.requeue(ids), "the jobs may have been requeued: look at them with squeue first")
 
     def update(
-        self, job_id: str, *, exclude: str | None = None, nodelist: str | None = None, reservation: str | None = None,
+        self,
+        job_id: str,
+        *,
+        exclude: str | None = None,
+        nodelist: str | None = None,
+        reservation: str | None = None,
         start_now: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Change what a waiting job asks for, under its own id and age; None is left as it is, "" asks for nothing.
 
         start_now: a job that was to begin later may start at once. Safe to repeat. A job that has started is refused.
         """
-        self._read(argv.update(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation,
-                               start_now=start_now))  # fmt: skip
+        self._read(
+            argv.update(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation, start_now=start_now)
+        )
 
     def reserve(self, name: str, nodes: str, user: str, minutes: int) -> None:
         """Keep nodes for a user's jobs, for so many minutes at most. Operators only: others are refused."""

@@ -43,9 +43,14 @@ class SlurmError(PitError):
     """
 
     def __init__(
-        self, what: str, *, where: str = "", hint: str = "", reason: SlurmReason = SlurmReason.OTHER,
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        reason: SlurmReason = SlurmReason.OTHER,
         delivery: Delivery = "answered",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.reason = reason
         self.delivery = delivery
@@ -81,17 +86,20 @@ _UNKNOWN = _Rule(SlurmReason.OTHER, "answered", "")
 # never came in, and another of a second that did.
 _SLURM = (
     _Rule(
-        SlurmReason.NO_ANSWER, "maybe-sent",
+        SlurmReason.NO_ANSWER,
+        "maybe-sent",
         r"(?:send|receive|shutdown) failure|timed out on send/recv|Connection reset by peer|Zero Bytes|Broken pipe"
         r"|Unexpected message received|Insane message length|Header lengths are longer|Failed to send all data",
     ),
     _Rule(
-        SlurmReason.CONTROLLER_DOWN, "not-sent",
+        SlurmReason.CONTROLLER_DOWN,
+        "not-sent",
         "connect failure|Connection refused|standby mode|No route to host|Unable to establish controller",
     ),
     _Rule(SlurmReason.CREDENTIAL_FAILED, "not-sent", "Munge encode failed"),
     _Rule(
-        SlurmReason.NO_ANSWER, "maybe-sent",
+        SlurmReason.NO_ANSWER,
+        "maybe-sent",
         r"Unable to contact slurm controller|onnection timed out|Socket timed out|[Cc]ommunication connection failure"
         r"|talking to the database|PersistInit|persist\w* conn|Transport endpoint|missing socket error"
         r"|Protocol authentication error|Software caused connection abort"
@@ -99,13 +107,15 @@ _SLURM = (
         r"|: (?:No error|Success|Unspecified error|Operation now in progress|Interrupted system call)\s*$",
     ),
     _Rule(
-        SlurmReason.BUSY, "answered",
+        SlurmReason.BUSY,
+        "answered",
         "temporarily unable|temporarily unavailable|[Rr]ate limit|try again|[Jj]ob queue full|Slurm is busy"
         "|temporarily disabled|not available right now",
     ),
     # What slurmctld does not let this user do, and will not the next time.
     _Rule(
-        SlurmReason.PERMISSION_DENIED, "answered",
+        SlurmReason.PERMISSION_DENIED,
+        "answered",
         "(?i:Access/permission denied|Invalid user id|Operation not permitted)",
     ),
     _Rule(SlurmReason.INVALID_NODE_NAME, "answered", "Invalid node name"),
@@ -113,20 +123,21 @@ _SLURM = (
     _Rule(SlurmReason.RESERVATION_IN_USE, "answered", "reservation is in use"),
     _Rule(SlurmReason.RESERVATION_NOT_FOUND, "answered", "reservation is invalid"),
     _Rule(SlurmReason.NO_TOPOLOGY, "answered", "No topology information|topology configuration is not available"),
-)  # fmt: skip
+)
 # What ssh says of itself, once it has failed. What a login prints may say `refused` too, and means something else.
 _SSH = (
     _Rule(SlurmReason.NO_ANSWER, "maybe-sent", "from master failed|Broken pipe"),
     # A login that lets nobody in: whether that will change is for a person to say.
     _Rule(
-        SlurmReason.LOGIN_FAILED, "not-sent",
+        SlurmReason.LOGIN_FAILED,
+        "not-sent",
         r"ssh: connect to host|ssh: Could not resolve|Permission denied \(|Host key verification failed"
         r"|Unable to negotiate|during banner exchange",
     ),
     # As a login does that has too many of them at once.
     _Rule(SlurmReason.LOGIN_DROPPED, "not-sent", "kex_exchange_identification"),
     _Rule(SlurmReason.NO_ANSWER, "maybe-sent", ""),
-)  # fmt: skip
+)
 # Nothing was carried out, and the same request may be later.
 _PASSING = frozenset({SlurmReason.BUSY, SlurmReason.CONTROLLER_DOWN, SlurmReason.LOGIN_DROPPED})
 _GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)

@@ -12,19 +12,56 @@ from pitools.slurm.records import Accounting, Association, Qos
 
 # Every version since 22.05 knows these (`Restarts` came with 24.11). The last column holds no text of users.
 ACCOUNTING_FORMAT = (
-    "JobID", "JobIDRaw", "JobName", "User", "Account", "QOS", "Partition", "State", "ExitCode", "DerivedExitCode",
-    "Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "Reason", "Comment",
-    "ReqTRES", "AllocTRES",
-)  # fmt: skip
+    "JobID",
+    "JobIDRaw",
+    "JobName",
+    "User",
+    "Account",
+    "QOS",
+    "Partition",
+    "State",
+    "ExitCode",
+    "DerivedExitCode",
+    "Submit",
+    "Eligible",
+    "Start",
+    "End",
+    "ElapsedRaw",
+    "TimelimitRaw",
+    "NNodes",
+    "NodeList",
+    "Reason",
+    "Comment",
+    "ReqTRES",
+    "AllocTRES",
+)
 _OPTIONAL = frozenset({"Reason", "Comment", "DerivedExitCode"})
 ASSOCIATION_FORMAT = (
-    "Cluster", "Account", "User", "Partition", "QOS", "DefaultQOS", "GrpTRES", "MaxTRES", "MaxJobs", "Fairshare",
+    "Cluster",
+    "Account",
+    "User",
+    "Partition",
+    "QOS",
+    "DefaultQOS",
+    "GrpTRES",
+    "MaxTRES",
+    "MaxJobs",
+    "Fairshare",
     "ParentName",
-)  # fmt: skip
+)
 QOS_FORMAT = (
-    "Name", "Priority", "Preempt", "PreemptMode", "GraceTime", "Flags", "GrpTRES", "MaxTRESPU", "MaxWall",
-    "UsageFactor", "MaxTRES",
-)  # fmt: skip
+    "Name",
+    "Priority",
+    "Preempt",
+    "PreemptMode",
+    "GraceTime",
+    "Flags",
+    "GrpTRES",
+    "MaxTRESPU",
+    "MaxWall",
+    "UsageFactor",
+    "MaxTRES",
+)
 _NEEDED = 10  # of both; what is asked for behind these only makes the picture finer
 
 _BY = re.compile(r" by (\d+)$")

@@ -40,9 +40,23 @@ _AFTER_NAME = re.compile(r"(?: HetJobIdSet=\S+)? UserId=\S+\(\d+\) GroupId=\S+\(
 _RECORD = re.compile(r"(?:\A|\n)(?=JobId=\d+ )")
 _TEXT_BEGINS = " Command="
 _TEXT_KEYS = (
-    "Command", "WorkDir", "AdminComment", "SystemComment", "Comment", "Extra", "Power", "StdErr", "StdIn", "StdOut",
-    "TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "MailUser", "MailType",
-)  # fmt: skip
+    "Command",
+    "WorkDir",
+    "AdminComment",
+    "SystemComment",
+    "Comment",
+    "Extra",
+    "Power",
+    "StdErr",
+    "StdIn",
+    "StdOut",
+    "TresPerJob",
+    "TresPerNode",
+    "TresPerSocket",
+    "TresPerTask",
+    "MailUser",
+    "MailType",
+)
 
 
 def squeue(
@@ -134,12 +148,26 @@ def _scontrol_values(record: str) -> dict[str, str]:
         "work_dir": spoken.get("WorkDir", ""),
     }
     named_in_body = {
-        "account": "Account", "qos": "QOS", "state": "JobState", "partition": "Partition",
-        "node_list": "NodeList", "nodes": "NumNodes", "start": "StartTime", "end": "EndTime",
-        "time_limit_s": "TimeLimit", "elapsed_s": "RunTime", "priority": "Priority", "restarts": "Restarts",
-        "batch_host": "BatchHost", "preempted": "PreemptTime", "features": "Features", "required_nodes": "ReqNodeList",
-        "excluded_nodes": "ExcNodeList", "reservation": "Reservation", "segment": "SegmentSize",
-    }  # fmt: skip
+        "account": "Account",
+        "qos": "QOS",
+        "state": "JobState",
+        "partition": "Partition",
+        "node_list": "NodeList",
+        "nodes": "NumNodes",
+        "start": "StartTime",
+        "end": "EndTime",
+        "time_limit_s": "TimeLimit",
+        "elapsed_s": "RunTime",
+        "priority": "Priority",
+        "restarts": "Restarts",
+        "batch_host": "BatchHost",
+        "preempted": "PreemptTime",
+        "features": "Features",
+        "required_nodes": "ReqNodeList",
+        "excluded_nodes": "ExcNodeList",
+        "reservation": "Reservation",
+        "segment": "SegmentSize",
+    }
     return values | {field: body[key] for field, key in named_in_body.items() if key in body}
 
 

@@ -70,10 +70,18 @@ _PENDING_REASONS = {
 # A state that a later Slurm adds is in neither set: it is not finished until Slurm says one of these.
 _FINISHED = frozenset(
     {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-        "REVOKED", "TIMEOUT",
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
     }
-)  # fmt: skip
+)
 
 # The mark that sinfo puts behind a node's state, as the flag that scontrol spells out.
 _MARKS = {
@@ -90,10 +98,17 @@ _MARKS = {
 }
 _BLOCKING = frozenset(
     {
-        "drain", "fail", "invalid_reg", "maintenance", "not_responding", "power_down", "powering_down",
-        "reboot_issued", "reboot_requested",
+        "drain",
+        "fail",
+        "invalid_reg",
+        "maintenance",
+        "not_responding",
+        "power_down",
+        "powering_down",
+        "reboot_issued",
+        "reboot_requested",
     }
-)  # fmt: skip
+)
 
 
 def job_state(text: str) -> str:

@@ -24,8 +24,20 @@ _ACCOUNT = "slurm"  # some clouds' images give Slurm's files to it; what runs on
 
 # What we call, and what stands in our lines for a shell: whatever of it is in a site's own folder is what runs.
 _COMMANDS = (
-    "sbatch", "scancel", "scontrol", "squeue", "sinfo", "sacct", "sacctmgr", "srun", "sh", "date", "id", "env", "grep",
-)  # fmt: skip
+    "sbatch",
+    "scancel",
+    "scontrol",
+    "squeue",
+    "sinfo",
+    "sacct",
+    "sacctmgr",
+    "srun",
+    "sh",
+    "date",
+    "id",
+    "env",
+    "grep",
+)
 
 # Variables of these families change what the commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT), whom they ask
 # (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them. The second line is what a
@@ -99,9 +111,14 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call(
-    reach: Reach, argv: Sequence[str], *, env: Mapping[str, str], stdin: str | BinaryIO | None = None,
-    stdout: BinaryIO | None = None, run: Run = subprocesses.run,
-) -> subprocesses.Completed:  # fmt: skip
+    reach: Reach,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: str | BinaryIO | None = None,
+    stdout: BinaryIO | None = None,
+    run: Run = subprocesses.run,
+) -> subprocesses.Completed:
     """Run a command where it is reached, with `env` on top, and without the variables that would bend Slurm's.
 
     All commands to a host share one connection: see ssh_mux.py. stdin: text, or a file or pipe to read. stdout: where

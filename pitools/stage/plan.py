@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 def work(
     place: str | Path, root: Path, choice: Choice = EVERYTHING, note: Callable[[str], None] = lambda _: None
-) -> Work:  # fmt: skip
+) -> Work:
     """What a user means, and where to. Raises as `resolve`, and UsageError for a root inside what is to be staged."""
     what = resolve(place, choice, note)
     if isinstance(what.source, LocalSource):

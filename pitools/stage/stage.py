@@ -73,11 +73,20 @@ class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
 
 
 def stage(
-    dataset: Dataset, root: Path, *, verify: bool = False, readers: int = 0, bytes_per_s: float = 0,
-    timeout_s: float = 3600, limits: Limits | None = None, shared: bool = False, group: Group | None = None,
-    advance: Advance = lambda _: None, finished: Callable[[int], None] = lambda _: None,
+    dataset: Dataset,
+    root: Path,
+    *,
+    verify: bool = False,
+    readers: int = 0,
+    bytes_per_s: float = 0,
+    timeout_s: float = 3600,
+    limits: Limits | None = None,
+    shared: bool = False,
+    group: Group | None = None,
+    advance: Advance = lambda _: None,
+    finished: Callable[[int], None] = lambda _: None,
     waiting: Callable[[Holder], None] = lambda _: None,
-) -> Stage:  # fmt: skip
+) -> Stage:
     """Make `<root>/objects/<version>/` hold this version, whole, whatever was there; safe to repeat and to race.
 
     A copy that stands is believed by names and sizes, or with `verify` by content. readers: threads, 0 for the
@@ -114,9 +123,14 @@ def stage(
                     orders = _orders(fan, Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished))
                     source = fan.source if fan else dataset.source
                     moved = _replace(
-                        structs.replace(dataset, source=source), final, root, orders, limits or Limits(),
-                        advance=telling(tell, dataset.manifest.total_bytes, advance), link=not verify,
-                    )  # fmt: skip
+                        structs.replace(dataset, source=source),
+                        final,
+                        root,
+                        orders,
+                        limits or Limits(),
+                        advance=telling(tell, dataset.manifest.total_bytes, advance),
+                        link=not verify,
+                    )
         if fan:
             fan.all_done()
             fan.linger()
@@ -124,9 +138,15 @@ def stage(
 
 
 def record_of(
-    dataset: Dataset, final: Path, state: State, moved: Moved | None, started: float, *, fan: Fan | None = None,
+    dataset: Dataset,
+    final: Path,
+    state: State,
+    moved: Moved | None,
+    started: float,
+    *,
+    fan: Fan | None = None,
     verified: bool = False,
-) -> Stage:  # fmt: skip
+) -> Stage:
     """What staging did. started: on the monotonic clock. verified: whether a set that stood was read."""
     total = dataset.manifest.total_bytes
     copied = moved.copied if moved else 0
@@ -151,16 +171,19 @@ def record_of(
 
 def _replace(
     dataset: Dataset, final: Path, root: Path, orders: Orders, limits: Limits, *, advance: Advance, link: bool = True
-) -> Moved:  # fmt: skip
+) -> Moved:
     """Bring the version into its unfinished folder, going on where an interrupted call stopped, and publish it."""
     try:
         moved = fill(dataset, root, orders, limits, advance=advance, link=link)
         new = seal(partial_path(root, dataset.version), dataset)
         # First, because a set without a record is one of unknown source, which is never evicted.
         records.write(
-            root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
+            root,
+            dataset.version,
+            source=dataset.source.label,
+            n_bytes=dataset.manifest.total_bytes,
             signature=records.read(root, dataset.version).signature,
-        )  # fmt: skip
+        )
         publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
         journal_path(root, dataset.version).unlink(missing_ok=True)
     except (DataError, NoSpace):

@@ -32,9 +32,14 @@ _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def subset(
-    manifest: Manifest, version: str, read: Callable[[str], bytes], *,
-    arrays: Sequence[str] = (), steps: str = "", episodes: str = "",
-) -> Manifest:  # fmt: skip
+    manifest: Manifest,
+    version: str,
+    read: Callable[[str], bytes],
+    *,
+    arrays: Sequence[str] = (),
+    steps: str = "",
+    episodes: str = "",
+) -> Manifest:
     """The part of a version that holds these arrays and steps.
 
     version: "" for a store that has none. read: the bytes of one of its files. arrays: names, groups or globs of them,
@@ -102,7 +107,7 @@ def _names(manifest: Manifest, wanted: Sequence[str]) -> tuple[str, ...]:
 
 def _runs(
     manifest: Manifest, known: Mapping[str, Array], get: Callable[[str], bytes], steps: str, episodes: str
-) -> Runs:  # fmt: skip
+) -> Runs:
     here: Runs = ((0, manifest.steps),) if manifest.steps else ()
     if manifest.subset:
         here = manifest.subset.steps
@@ -167,7 +172,7 @@ def _parse_episodes(text: str, bounds: list[int]) -> Runs:
 
 def _needed(
     part: Manifest, known: Mapping[str, Array], kept: Mapping[str, Array], nodes: Set[str]
-) -> Iterator[FileEntry]:  # fmt: skip
+) -> Iterator[FileEntry]:
     """The files that the arrays and steps of `part`, which still names all files, are made of. kept: its arrays.
     nodes: paths of these and of the groups above them."""
     wanted = {path: _wanted(part, array) for path, array in kept.items()}

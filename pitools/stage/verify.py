@@ -174,8 +174,14 @@ def check(path: Path, *, readers: int) -> Iterator[Finding | Check]:
             n_bytes += dataset.manifest.total_bytes
         findings += len(found)
         yield from found
-    yield Check(path=str(path.absolute()), datasets=sets, files=files, bytes=n_bytes, findings=findings,
-                wall_s=time.monotonic() - started)  # fmt: skip
+    yield Check(
+        path=str(path.absolute()),
+        datasets=sets,
+        files=files,
+        bytes=n_bytes,
+        findings=findings,
+        wall_s=time.monotonic() - started,
+    )
 
 
 def _check_one(folder: Path, readers: int) -> tuple[Dataset | None, list[Finding]]:
@@ -184,8 +190,16 @@ def _check_one(folder: Path, readers: int) -> tuple[Dataset | None, list[Finding
         dataset = load(folder)
     except DataError as error:
         problem: Problem = "digest" if os.path.lexists(folder / FILE_NAME) else "missing"
-        return None, [Finding(dataset="", version=folder.name, path=FILE_NAME, problem=problem,
-                              expected="the version's manifest", got=error.what)]  # fmt: skip
+        return None, [
+            Finding(
+                dataset="",
+                version=folder.name,
+                path=FILE_NAME,
+                problem=problem,
+                expected="the version's manifest",
+                got=error.what,
+            )
+        ]
     with bar(dataset.manifest.name, dataset.manifest.total_bytes) as advance:
         return dataset, problems(dataset, readers=readers, advance=advance)
 

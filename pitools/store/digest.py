@@ -74,7 +74,7 @@ def of_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tupl
 
 def of_descriptor(
     descriptor: int, *, like: str = "", advance: Callable[[int], None] = lambda _: None
-) -> tuple[int, str]:  # fmt: skip
+) -> tuple[int, str]:
     """Size in bytes and digest of an open file, from its beginning; where it stands in it stays.
 
     like: a digest, of whose kind this one is to be. Raises OSError.

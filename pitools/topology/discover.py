@@ -41,7 +41,7 @@ def read(path: Path) -> Fabric:
     topology`.
 
     Raises ConfigError and DataError naming file, line and switch.
-    """  # fmt: skip
+    """
     path, _, name = (path, "", "") if os.path.isfile(path) else _named(path)  # noqa: PTH113 (it raises nothing)
     if path.suffix in (".npz", ".npy"):
         from pitools.topology.formats import matrix

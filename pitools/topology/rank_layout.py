@@ -58,11 +58,16 @@ def seats(slots: Sequence[Slot], gpus: int, tensor: int = 1, pipeline: int = 1) 
             raise UsageError(what, where="--tensor", hint="choose nodes in whole groups: pit topology choose --segment")
     return [
         Seat(
-            rank=rank, node=slots[rank // gpus].node, leaf=slots[rank // gpus].leaf, local_rank=rank % gpus,
-            data=rank // replica, pipeline=rank // tensor % pipeline, tensor=rank % tensor,
+            rank=rank,
+            node=slots[rank // gpus].node,
+            leaf=slots[rank // gpus].leaf,
+            local_rank=rank % gpus,
+            data=rank // replica,
+            pipeline=rank // tensor % pipeline,
+            tensor=rank % tensor,
         )
         for rank in range(world)
-    ]  # fmt: skip
+    ]
 
 
 def hostfile(slots: Sequence[Slot], tasks: int) -> str:

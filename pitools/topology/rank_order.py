@@ -41,7 +41,7 @@ def order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Slot]:
             (leaf.path, sorted(here, key=natural))
             for leaf in fabric.leaves
             if (here := wanted.intersection(leaf.nodes))
-        ]  # fmt: skip
+        ]
         placed = list(_walk(branches, 0, group, fabric.kind == "block"))
     wanted.difference_update(node for node, _ in placed)
     placed.extend((node, ()) for node in sorted(wanted, key=natural))
@@ -51,9 +51,7 @@ def order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Slot]:
     ]
 
 
-def _walk(
-    branches: Sequence[_Branch], depth: int, group: int, as_given: bool
-) -> Iterator[tuple[str, tuple[str, ...]]]:  # fmt: skip
+def _walk(branches: Sequence[_Branch], depth: int, group: int, as_given: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Nodes with their leaves' paths; all branches share the first `depth` names of their paths."""
     below: dict[str, list[_Branch]] = {}
     for path, here in branches:

@@ -18,9 +18,7 @@ def tour(nodes: Collection[str], torus: Torus) -> list[str]:
     places = {node: at[node] for node in nodes if node in at}
     if not places:
         return []
-    ranges = [
-        _from_gap({place[axis] for place in places.values()}, size) for axis, size in enumerate(torus.dims)
-    ]  # fmt: skip
+    ranges = [_from_gap({place[axis] for place in places.values()}, size) for axis, size in enumerate(torus.dims)]
     cells = {tuple(ranges[axis][value] for axis, value in enumerate(place)): node for node, place in places.items()}
     sides = tuple(len(values) for values in ranges)
     even = next((axis for axis, side in enumerate(sides) if side % 2 == 0 and prod(sides) > side), None)

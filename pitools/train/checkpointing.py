@@ -14,7 +14,7 @@ from pitools.train.rank import Rank
 
 def open_guard(
     rank: Rank, peers: Peers, framework: Literal["jax", "torch"], env: Mapping[str, str] = os.environ
-) -> Guard | None:  # fmt: skip
+) -> Guard | None:
     """What keeps this rank's checkpoints; None where nobody said a folder, and then orbax or DCP is not imported.
 
     PIT_CHECKPOINT_NVME: a folder on the node's own disk, to save in first. Raises Unreachable.
@@ -31,9 +31,16 @@ def open_guard(
         adapter = Dcp(rank.rank)
     near = env.get("PIT_CHECKPOINT_NVME")
     return Guard(
-        rank.checkpoint_dir, adapter, rank=peers.rank, world_size=peers.world_size, put=peers.put, get=peers.get,
-        delete=peers.delete, run=Path(env.get("PIT_RUN_DIR", "")).name, stage=Path(near) if near else None,
-    )  # fmt: skip
+        rank.checkpoint_dir,
+        adapter,
+        rank=peers.rank,
+        world_size=peers.world_size,
+        put=peers.put,
+        get=peers.get,
+        delete=peers.delete,
+        run=Path(env.get("PIT_RUN_DIR", "")).name,
+        stage=Path(near) if near else None,
+    )
 
 
 def due(done: int, total: int, every: int, stopped: int) -> bool:

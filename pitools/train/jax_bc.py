@@ -101,8 +101,11 @@ def make_all_reduce() -> Callable[[Any], Any]:
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("rank",))
     rows = NamedSharding(mesh, PartitionSpec("rank"))
-    total = jax.jit(jax.shard_map(lambda row: jax.lax.psum(row[0], "rank"), mesh=mesh, in_specs=rows.spec,
-                                  out_specs=PartitionSpec()))  # fmt: skip
+    total = jax.jit(
+        jax.shard_map(
+            lambda row: jax.lax.psum(row[0], "rank"), mesh=mesh, in_specs=rows.spec, out_specs=PartitionSpec()
+        )
+    )
 
     def all_reduce(row: Any) -> Any:
         stacked = jax.make_array_from_single_device_arrays((mesh.size, row.size), rows, [row])
@@ -122,8 +125,15 @@ def make_update(learning_rate: float) -> Callable[[Params, Params, Any], tuple[P
     return jax.jit(update)  # type: ignore[no-any-return]
 
 
-def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02, seed: int = 0,
-         checkpoint_every: int = 0, dataset: str = "demo") -> None:  # fmt: skip
+def main(
+    *,
+    steps: int = 200,
+    batch_size: int = 64,
+    learning_rate: float = 0.02,
+    seed: int = 0,
+    checkpoint_every: int = 0,
+    dataset: str = "demo",
+) -> None:
     """Train until `steps` steps are made in all, going on from the newest checkpoint.
 
     batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
@@ -141,8 +151,16 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
         raise SystemExit(128 + stopped)
 
 
-def train(rank: Rank, peers: Peers, data: Demonstrations, steps: int, batch_size: int, learning_rate: float,
-          seed: int, checkpoint_every: int) -> int:  # fmt: skip
+def train(
+    rank: Rank,
+    peers: Peers,
+    data: Demonstrations,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    checkpoint_every: int,
+) -> int:
     """The loop. Returns the signal it stopped for, or 0."""
     device, *idle = jax.local_devices()
     if idle:
@@ -181,8 +199,16 @@ def train(rank: Rank, peers: Peers, data: Demonstrations, steps: int, batch_size
                 guard.save(step + 1, as_state(params, momentum), batches.state())
             wall_s = time.perf_counter() - began
             if log:
-                log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
-                          samples=len(batch.samples), bytes_read=batch.bytes_read)  # fmt: skip
+                log.write(
+                    step=step,
+                    loss=loss,
+                    wall_s=wall_s,
+                    input_s=input_s,
+                    compute_s=compute_s,
+                    comm_s=comm_s,
+                    samples=len(batch.samples),
+                    bytes_read=batch.bytes_read,
+                )
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:

@@ -90,8 +90,15 @@ def update(policy: Policy, momentum: dict[str, Any], vector: Any, learning_rate:
             parameter.sub_(momentum[name], alpha=learning_rate)
 
 
-def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02, seed: int = 0,
-         checkpoint_every: int = 0, dataset: str = "demo") -> None:  # fmt: skip
+def main(
+    *,
+    steps: int = 200,
+    batch_size: int = 64,
+    learning_rate: float = 0.02,
+    seed: int = 0,
+    checkpoint_every: int = 0,
+    dataset: str = "demo",
+) -> None:
     """Train until `steps` steps are made in all, going on from the newest checkpoint.
 
     batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
@@ -114,8 +121,17 @@ def main(*, steps: int = 200, batch_size: int = 64, learning_rate: float = 0.02,
         raise SystemExit(128 + stopped)
 
 
-def train(rank: Rank, peers: Peers, data: Demonstrations, device: Any, steps: int, batch_size: int,
-          learning_rate: float, seed: int, checkpoint_every: int) -> int:  # fmt: skip
+def train(
+    rank: Rank,
+    peers: Peers,
+    data: Demonstrations,
+    device: Any,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    checkpoint_every: int,
+) -> int:
     """The loop. Returns the signal it stopped for, or 0."""
     torch.manual_seed(seed)
     policy = Policy(data).to(device)
@@ -152,8 +168,16 @@ def train(rank: Rank, peers: Peers, data: Demonstrations, device: Any, steps: in
                 guard.save(step + 1, state, batches.state())
             wall_s = time.perf_counter() - began
             if log:
-                log.write(step=step, loss=loss, wall_s=wall_s, input_s=input_s, compute_s=compute_s, comm_s=comm_s,
-                          samples=len(batch.samples), bytes_read=batch.bytes_read)  # fmt: skip
+                log.write(
+                    step=step,
+                    loss=loss,
+                    wall_s=wall_s,
+                    input_s=input_s,
+                    compute_s=compute_s,
+                    comm_s=comm_s,
+                    samples=len(batch.samples),
+                    bytes_read=batch.bytes_read,
+                )
             if rank.rank == 0 and (step % 10 == 0 or step + 1 == steps or stopped):
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:

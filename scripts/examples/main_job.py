@@ -64,13 +64,16 @@ def report(dataset: dict[str, Any], staged: dict[str, Any], run: dict[str, Any],
     shares = ", ".join(f"{steps[f'{part}_share']:.0%} {part}" for part in ("input", "compute", "comm", "other"))
     rows = [
         ("dataset", f"{dataset['name']}: {dataset['episodes']} episodes, {dataset['steps']} steps"),
-        ("staged", f"{size_text(staged['copied_bytes'])} copied, {size_text(staged['verified_bytes'])} verified"
-                   f" of {size_text(staged['bytes'])} ({staged['state']})"),
+        (
+            "staged",
+            f"{size_text(staged['copied_bytes'])} copied, {size_text(staged['verified_bytes'])} verified"
+            f" of {size_text(staged['bytes'])} ({staged['state']})",
+        ),
         ("run", f"{run['state']}, {steps['ranks']} processes, {steps['steps']} steps"),
         ("loss", f"{steps['first_loss']:.4f} → {steps['last_loss']:.4f}"),
         ("step time", f"{duration_text(steps['step_s'])}: {shares}"),
         ("run folder", run["run_dir"]),
-    ]  # fmt: skip
+    ]
     print()
     for line in table(("what", "happened"), rows):
         print(line)

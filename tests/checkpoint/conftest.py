@@ -63,13 +63,25 @@ def save(folder: Path) -> Save:
     """Saves a checkpoint of this step."""
 
     def save(
-        step: int, files: Mapping[str, bytes] | None = None, *, ranks: int = 1, run: str = RUN, model: str = MODEL,
+        step: int,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        ranks: int = 1,
+        run: str = RUN,
+        model: str = MODEL,
         to: Path = folder,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         place = build(to, step, contents(step) if files is None else files, ranks=ranks)
         return publish.publish(
-            to, place, step, format="files", run=run, model=model, world_size=ranks,
-            loader={"epoch": step, "rng": 1 << 100}, extra={"lr": 0.5},
-        )  # fmt: skip
+            to,
+            place,
+            step,
+            format="files",
+            run=run,
+            model=model,
+            world_size=ranks,
+            loader={"epoch": step, "rng": 1 << 100},
+            extra={"lr": 0.5},
+        )
 
     return save

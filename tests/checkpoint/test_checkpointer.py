@@ -95,9 +95,7 @@ def state(step: int) -> State:
     return {"w": bytes([step]) * 3000, "momentum": bytes([step, 255 - step]) * 700}
 
 
-def on_ranks(
-    world_size: int, work: Callable[[int, dict[str, Any]], Any], store: Store | None = None
-) -> list[Any]:  # fmt: skip
+def on_ranks(world_size: int, work: Callable[[int, dict[str, Any]], Any], store: Store | None = None) -> list[Any]:
     """What each rank's work returns, or raises."""
     store, found = store or Store(), [None] * world_size  # type: Store, list[Any]
 
@@ -288,8 +286,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["payload/0.w", "payload/1.momentum", "payload/index", "random.json", "model.json",
-                                  "manifest.json"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["payload/0.w", "payload/1.momentum", "payload/index", "random.json", "model.json", "manifest.json"]
+)
 def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, damage: str) -> None:
     """Whatever is done to whichever file, no rank goes on from it; all agree, and a person finds it with the reason."""
     saved(folder, 1, 2, world_size=2)

@@ -36,8 +36,11 @@ def test_list(pit: Pit, run: Path) -> None:
     """A run is given by its folder, its checkpoints' folder, or its id; the states are told from each other."""
     said = records(pit("checkpoint", "list", str(run)))
     assert [(line["step"], line["state"], line["newest"]) for line in said] == [
-        (30, "whole", True), (20, "whole", False), (10, "whole", False), (None, "unfinished", False),
-    ]  # fmt: skip
+        (30, "whole", True),
+        (20, "whole", False),
+        (10, "whole", False),
+        (None, "unfinished", False),
+    ]
     assert records(pit("checkpoint", "list", str(run / "checkpoints"))) == said
     table = pit("checkpoint", "list", str(run), "--format", "table").stdout.splitlines()
     assert table[0].split()[:3] == ["STEP", "STATE", "FORMAT"]
@@ -56,8 +59,11 @@ def test_check_and_quarantine(pit: Pit, run: Path) -> None:
     assert pit("checkpoint", "check", str(run)).returncode == 0
     said = records(pit("checkpoint", "list", str(run)))
     assert [(line["step"], line["state"]) for line in said] == [
-        (20, "whole"), (10, "whole"), (None, "quarantined"), (None, "unfinished"),
-    ]  # fmt: skip
+        (20, "whole"),
+        (10, "whole"),
+        (None, "quarantined"),
+        (None, "unfinished"),
+    ]
     assert "payload/d/0a: digest" in str(said[2]["reason"])
 
 
@@ -66,8 +72,10 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
     folder = run / "checkpoints"
     planned = pit("checkpoint", "prune", str(run), "--keep-last", "1", "--dry-run")
     assert [(line["step"], line["state"]) for line in records(planned)] == [
-        (30, "kept"), (20, "kept"), (10, "would be removed"),
-    ]  # fmt: skip
+        (30, "kept"),
+        (20, "kept"),
+        (10, "would be removed"),
+    ]
     assert lookup.whole(folder) == [30, 20, 10]
     done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
     assert "1 killed save left" in done.stderr

@@ -13,12 +13,17 @@ def test_recipes(repo: Path, tmp_path: Path) -> None:
     said = []
     for language, text in re.findall(
         r"```(sh|python)\n(.*?)```", (repo / "pitools/checkpoint/README.md").read_text(), re.DOTALL
-    ):  # fmt: skip
+    ):
         argv = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(
-            argv, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120,
+            argv,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         said.append(done.stdout.splitlines())
     loop, upkeep, by_hand = said

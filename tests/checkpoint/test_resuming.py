@@ -42,8 +42,11 @@ def copy_interrupted(source: Path, folder: Path, after: int) -> dict[str, int]:
     with pytest.raises(tier_copy.Interrupted):
         tier_copy.drain(source, folder, threads=1, stopped=stopped)
     (place,) = layout.left_over(folder)
-    return {str(path.relative_to(place)): path.stat().st_ino
-            for path in place.rglob("*") if path.is_file() and layout.SHARES not in path.parts}  # fmt: skip
+    return {
+        str(path.relative_to(place)): path.stat().st_ino
+        for path in place.rglob("*")
+        if path.is_file() and layout.SHARES not in path.parts
+    }
 
 
 def test_a_restart_goes_on_with_an_interrupted_copy(folder: Path, tmp_path: Path) -> None:

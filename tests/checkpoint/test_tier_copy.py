@@ -93,8 +93,12 @@ def test_what_to_restore_from(folder: Path, save: Save, local: Path) -> None:
     save(3, {"x": b"of another attempt"}, to=local)
     save(4, to=local)
     assert tier_copy.candidates(local, folder) == [
-        local / "step_4", folder / "step_3", local / "step_2", folder / "step_2", folder / "step_1",
-    ]  # fmt: skip
+        local / "step_4",
+        folder / "step_3",
+        local / "step_2",
+        folder / "step_2",
+        folder / "step_1",
+    ]
     assert tier_copy.candidates(None, folder) == [folder / f"step_{step}" for step in (3, 2, 1)]
 
 

@@ -25,10 +25,18 @@ BANNER = "*** Authorised use only ***\nerror: all errors are logged\n"
 BASHRC = "echo 'module: error: not found' >&2\necho 'Connection refused' >&2\n"
 # What a shell on the far side may be full of, and what would bend every command there.
 BENT = {
-    "SQUEUE_FORMAT": "%j", "SQUEUE_STATES": "RUNNING", "SINFO_FORMAT": "%P", "SLURM_TIME_FORMAT": "relative",
-    "SLURM_CLUSTERS": "nosuch", "SACCT_FORMAT": "jobid", "SBATCH_PARTITION": "nosuch", "SBATCH_HOLD": "1",
-    "SCANCEL_STATE": "SUSPENDED", "TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8",
-}  # fmt: skip
+    "SQUEUE_FORMAT": "%j",
+    "SQUEUE_STATES": "RUNNING",
+    "SINFO_FORMAT": "%P",
+    "SLURM_TIME_FORMAT": "relative",
+    "SLURM_CLUSTERS": "nosuch",
+    "SACCT_FORMAT": "jobid",
+    "SBATCH_PARTITION": "nosuch",
+    "SBATCH_HOLD": "1",
+    "SCANCEL_STATE": "SUSPENDED",
+    "TZ": "Asia/Tokyo",
+    "LC_ALL": "C.UTF-8",
+}
 
 SSHD_CONFIG = """\
 ListenAddress 127.0.0.1:{far}

@@ -153,9 +153,14 @@ def test_psbatch_in_a_loop(sshd: Any, alpha: Client, site_folder: Path) -> None:
     loop = 'while read -r name; do "$0" --site far --parsable --hold --job-name "$name" --wrap true; done'
     env = {"PATH": sshd.path, "PIT_SITE_PATH": str(site_folder)}
     done = subprocess.run(
-        ["bash", "-c", loop, str(Path(sys.executable).with_name("psbatch"))], env=env, input="one\ntwo\n",
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["bash", "-c", loop, str(Path(sys.executable).with_name("psbatch"))],
+        env=env,
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     ids = done.stdout.split()
     assert sorted(job.name for job in alpha.jobs(ids)) == ["one", "two"], done.stderr
     alpha.cancel(ids)

@@ -36,13 +36,22 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
     faults = list(slurm_proxy.FAULTS)
     runs = tmp_path / secrets.token_hex(4)  # the jobs' names are made of it: accounting remembers those of another day
     told, proxy = ways.many(
-        runs, len(faults) + 4, ways.ours, lambda number: (faults + [""] * 99)[number], deaths=range(4),
+        runs,
+        len(faults) + 4,
+        ways.ours,
+        lambda number: (faults + [""] * 99)[number],
+        deaths=range(4),
         at_once=12,
-    )  # fmt: skip
+    )
     assert all(proxy.struck[fault] >= 1 for fault in faults)
     assert ways.verdict(runs, told) == {
-        "right": len(told), "jobs": len(told), "lost": 0, "double": 0, "ran twice": 0, "unknown": 0
-    }  # fmt: skip
+        "right": len(told),
+        "jobs": len(told),
+        "lost": 0,
+        "double": 0,
+        "ran twice": 0,
+        "unknown": 0,
+    }
 
 
 def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
@@ -62,9 +71,7 @@ def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
     assert exactly_once.send(run_dir, away, number=0) == ref, "what is known needs no controller"
 
 
-def test_launch_run_finds_its_job(
-    ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path
-) -> None:  # fmt: skip
+def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path) -> None:
     """`pit launch run` whose sbatch got no answer looks itself: there is one job, and the run knows it."""
     from perf.launch import slurm_proxy
 

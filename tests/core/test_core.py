@@ -112,9 +112,12 @@ def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "mode", "reason"),
-    [(b"\x7fELF rubbish", 0o755, "Exec format error"), (b"", 0o644, "Permission denied"),
-     (b"#!/no/such/shell\n", 0o755, "No such file")],
-)  # fmt: skip
+    [
+        (b"\x7fELF rubbish", 0o755, "Exec format error"),
+        (b"", 0o644, "Permission denied"),
+        (b"#!/no/such/shell\n", 0o755, "No such file"),
+    ],
+)
 def test_a_program_that_cannot_be_run_says_why(tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
     """Whatever exec says becomes a missing tool with that reason."""
     program = tmp_path / "program"
@@ -138,8 +141,10 @@ def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str
     code = f"import time; {LEFT[left]}; print('now', flush=True); time.sleep(60)"
     process = subprocesses.start(
         ["bash", "-c", f'set -m; {sys.executable} -c "{code}" & echo $!; exit 0'],
-        env=os.environ, log=tmp_path / "log", session=True,
-    )  # fmt: skip
+        env=os.environ,
+        log=tmp_path / "log",
+        session=True,
+    )
     assert process.wait(20) == 0
     for _ in range(400):
         if "now" in (said := (tmp_path / "log").read_text()):
@@ -155,8 +160,10 @@ def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str
 
 def test_foreground_passes_signals_on() -> None:
     """A signal to us reaches the program, and its own exit code comes back."""
-    child = "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); " \
-            "os.kill(os.getppid(), signal.SIGUSR2); time.sleep(20)"  # fmt: skip
+    child = (
+        "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); "
+        "os.kill(os.getppid(), signal.SIGUSR2); time.sleep(20)"
+    )
     assert subprocesses.foreground([sys.executable, "-c", child], env=os.environ) == 7
 
 

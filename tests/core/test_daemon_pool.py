@@ -38,8 +38,9 @@ raise SystemExit("the loss diverged")
 
 def test_a_file_system_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     """Digests and copies in the background wait for it; the loop that failed ends with its own error."""
-    done = subprocess.run([sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=30,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stderr) == (1, "the loss diverged\n")
 
 

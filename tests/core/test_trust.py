@@ -113,8 +113,9 @@ def test_a_trusted_account_is_as_good_as_root(conf: Path) -> None:
     assert refused(conf, also="no such account") == str(conf)
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.symlink_to("nowhere"),
-                                  lambda path: path.symlink_to(path.name)])  # fmt: skip
+@pytest.mark.parametrize(
+    "make", [lambda path: None, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path.name)]
+)
 def test_what_cannot_be_read_is_said(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """A file that is not there, a dangling link, and a link to itself."""
     make(tmp_path / "x")

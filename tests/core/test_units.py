@@ -13,10 +13,20 @@ from pitools.core.errors import UsageError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d12h", 129600), ("1.5h", 5400), ("30", 1800), ("30:15", 1815),
-        ("2:00:00", 7200), ("1-0", 86400), ("1-12:30", 131400), ("7-00:00:00", 604800), ("5min", 300),
+        ("90s", 90),
+        ("30m", 1800),
+        ("2h", 7200),
+        ("1d12h", 129600),
+        ("1.5h", 5400),
+        ("30", 1800),
+        ("30:15", 1815),
+        ("2:00:00", 7200),
+        ("1-0", 86400),
+        ("1-12:30", 131400),
+        ("7-00:00:00", 604800),
+        ("5min", 300),
     ],
-)  # fmt: skip
+)
 def test_seconds_reads_ours_and_slurms(text: str, expected: int) -> None:
     """Both ways of writing a duration give the same seconds as sbatch."""
     assert units.seconds(text) == expected

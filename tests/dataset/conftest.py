@@ -131,9 +131,17 @@ def below() -> Callable[[Path], set[str]]:
 
 
 def write(
-    root: Path, name: str, number: int = 0, *, parent: str = "", shares: Path | None = None, episodes: int = 1,
-    arrays: tuple[str, ...] = ("action",), tasks: dict[str, int] | None = None, part_of: str = "",
-) -> Path:  # fmt: skip
+    root: Path,
+    name: str,
+    number: int = 0,
+    *,
+    parent: str = "",
+    shares: Path | None = None,
+    episodes: int = 1,
+    arrays: tuple[str, ...] = ("action",),
+    tasks: dict[str, int] | None = None,
+    part_of: str = "",
+) -> Path:
     """Publish version `number` of a dataset; it has a hard link to a file of version `shares`."""
     temporary = root / ".making" / os.urandom(4).hex()
     (temporary / "action/c").mkdir(parents=True)
@@ -146,12 +154,16 @@ def write(
             (temporary / path).write_bytes(content)
         entries.append(FileEntry(path=path, bytes=len(content), digest=digest.of_bytes(content)))
     manifest = Manifest(
-        name=name, episodes=episodes, steps=episodes * 10, files=tuple(entries), parent=parent,
+        name=name,
+        episodes=episodes,
+        steps=episodes * 10,
+        files=tuple(entries),
+        parent=parent,
         arrays={array: ArraySchema(shape=(episodes * 10, 7), dtype="float32") for array in arrays},
         source=({"file": f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
         **({"tasks": tasks} if tasks else {}),
         **({"subset": Subset(parent=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
-    )  # fmt: skip
+    )
     data = manifests.encode(manifest)
     write_atomic(temporary / manifests.FILE_NAME, data, durable=False)
     final = root / name / manifests.version(data)

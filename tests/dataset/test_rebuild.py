@@ -199,10 +199,17 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
     one = manifests.load(publish(tmp_path, "x"))[0]
     numbers = Statistics(rows=1, minimum=(0.0,), maximum=(1.0,), mean=(0.5,), deviation=(0.0,))
     for field, value in (
-        ("name", "y"), ("episodes", 2), ("steps", 11), ("parent", "1" * 32), ("tasks", {"pick": 1}), ("arrays", {}),
-        ("files", ()), ("source", ()), ("statistics", {"action": numbers}),
+        ("name", "y"),
+        ("episodes", 2),
+        ("steps", 11),
+        ("parent", "1" * 32),
+        ("tasks", {"pick": 1}),
+        ("arrays", {}),
+        ("files", ()),
+        ("source", ()),
+        ("statistics", {"action": numbers}),
         ("subset", Subset(parent="1" * 32, arrays=(), steps=())),
-    ):  # fmt: skip
+    ):
         two = msgspec.structs.replace(one, **{field: value})
         for pair in ((one, two), (two, one)):
             told = [each for each in compare.compare_manifests(*pair) if each.change != compare.SAME]

@@ -169,9 +169,16 @@ class Runs:
         ref = run_folder.read(run_dir / "job.json", run_folder.JobRef)
         assert ref is not None
         start = Start(
-            attempt=made.name, job=ref.number, job_id=ref.job_id, cluster="", restart=0, node_list="n[1-2]", nodes=2,
-            started=timestamps.now(), progress=progress,
-        )  # fmt: skip
+            attempt=made.name,
+            job=ref.number,
+            job_id=ref.job_id,
+            cluster="",
+            restart=0,
+            node_list="n[1-2]",
+            nodes=2,
+            started=timestamps.now(),
+            progress=progress,
+        )
         run_folder.write(made / "start.json", start)
         if error:
             trace = f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n{error}\n'

@@ -155,9 +155,12 @@ def test_the_job_s_exit_code_is_the_ranks(clusters: Path, sent: Sent) -> None:
     assert ended.exit_code == 7
     until(lambda: client(load.load("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")
     shown = subprocess.run(
-        ["scontrol", "-o", "show", "job", job.job_id], env={**os.environ, "SLURM_CONF": f"{clusters}/alpha/slurm.conf"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        ["scontrol", "-o", "show", "job", job.job_id],
+        env={**os.environ, "SLURM_CONF": f"{clusters}/alpha/slurm.conf"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert " ExitCode=7:0 " in shown.stdout
 
 

@@ -111,8 +111,14 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
     site = load.load("alpha")
     site = msgspec.structs.replace(site, paths=msgspec.structs.replace(site.paths, data=str(tmp_path / "data")))
     monkeypatch.chdir(tmp_path)
-    for text, meant in (("data/bridge@good", old), ("data/bridge", new), (f"data/bridge/{old[:6]}", old),
-                        ("bridge@good", old), ("bridge", new), (f"bridge/{new[:6]}", new)):  # fmt: skip
+    for text, meant in (
+        ("data/bridge@good", old),
+        ("data/bridge", new),
+        (f"data/bridge/{old[:6]}", old),
+        ("bridge@good", old),
+        ("bridge", new),
+        (f"bridge/{new[:6]}", new),
+    ):
         asked = Request(name="t", command="true", time="5m", workdir=str(tmp_path), data={"demo": ""})
         made = planning.make(with_data(asked, {"demo": text}), site, "test")
         assert (made.data[0].version, made.data[0].source) == (meant, str(home / meant)), text

@@ -195,8 +195,9 @@ def test_a_damaged_attempt_is_no_obstacle(ended: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["state"] == "CANCELLED"
 
 
-def test_oldest_first_at_several_sites(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_oldest_first_at_several_sites(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By when runs were made, whatever they are called; each site that was named, and not the last in silence."""
     monkeypatch.delenv("PIT_RUNS", raising=False)
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))

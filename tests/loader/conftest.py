@@ -20,10 +20,16 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """record(lengths, name=, seed=, state=, masks=, tasks=, succeeded=, attributes=) -> the version's folder."""
 
     def make(
-        lengths: Sequence[int], *, name: str = "pick", seed: int = 0, state: str = "obs/state",
-        masks: dict[str, Sequence[int]] | None = None, tasks: Sequence[str] = (),
-        succeeded: Sequence[int] | None = None, attributes: Sequence[dict[str, Any]] = (),
-    ) -> Path:  # fmt: skip
+        lengths: Sequence[int],
+        *,
+        name: str = "pick",
+        seed: int = 0,
+        state: str = "obs/state",
+        masks: dict[str, Sequence[int]] | None = None,
+        tasks: Sequence[str] = (),
+        succeeded: Sequence[int] | None = None,
+        attributes: Sequence[dict[str, Any]] = (),
+    ) -> Path:
         folder, random = tmp_path_factory.mktemp("recording"), np.random.default_rng(seed)
         with h5py.File(folder / "r.hdf5", "w") as file:
             for number, steps in enumerate(lengths):

@@ -152,9 +152,11 @@ def test_processes_put_the_global_batch_together(path: Path, run: Callable[..., 
     scope: dict[str, Any] = {}
     exec(COMMON.replace("sys.argv[-1]", "None"), scope)
     expected = [
-        [batch.arrays["obs/image"].astype(np.float32).sum((1, 2, 3, 4)).tolist(),
-         batch.keys.view(np.uint32).reshape(-1, 2).tolist()]
+        [
+            batch.arrays["obs/image"].astype(np.float32).sum((1, 2, 3, 4)).tolist(),
+            batch.keys.view(np.uint32).reshape(-1, 2).tolist(),
+        ]
         for batch in islice(scope["loader"](path), 5)
-    ]  # fmt: skip
+    ]
     for sums in found:
         assert sums == expected

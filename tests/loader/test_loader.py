@@ -76,13 +76,19 @@ def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, 
             if pad or all(start <= anchor - s.before and anchor + s.after <= stop for s in SPANS.values())
         ]
     return {
-        name: np.stack([
-            np.stack([data[name][min(max(at, start), stop - 1)] for at in
-                      range(anchor - span.before, anchor + span.after)])
-            for anchor, start, stop in (anchors[sample] for sample in samples)
-        ])
+        name: np.stack(
+            [
+                np.stack(
+                    [
+                        data[name][min(max(at, start), stop - 1)]
+                        for at in range(anchor - span.before, anchor + span.after)
+                    ]
+                )
+                for anchor, start, stop in (anchors[sample] for sample in samples)
+            ]
+        )
         for name, span in SPANS.items()
-    }  # fmt: skip
+    }
 
 
 def numbers(batches: Iterator[Any], count: int) -> list[list[int]]:
@@ -107,8 +113,11 @@ def test_padded_steps_are_told(raw: Path):
     batch = next(loader(raw, pad=True, batch_size=sum(LENGTHS)))
     assert set(batch.inside) == set(SPANS)
     assert batch.inside["obs/image"].shape == (sum(LENGTHS), 2)
-    outside = sum(min(length, 7 - k) and sum(1 for a in range(length) if a + 7 - k >= length)
-                  for length in LENGTHS for k in range(7))  # fmt: skip
+    outside = sum(
+        min(length, 7 - k) and sum(1 for a in range(length) if a + 7 - k >= length)
+        for length in LENGTHS
+        for k in range(7)
+    )
     assert (~batch.inside["action"]).sum() == outside
     assert (~batch.inside["obs/state"]).sum() == sum(min(2, length) + min(1, length) for length in LENGTHS)
     assert next(loader(raw, pad=False)).inside == {}

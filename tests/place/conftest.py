@@ -53,15 +53,31 @@ NODES = 4
 
 def node(name: str, **values: Any) -> Node:
     """An idle node of 8 GPUs in partition `gpu`."""
-    plain = {"state": "idle", "partitions": ("gpu",), "gres": "gpu:h100:8", "gpu_type": "h100", "gpus": 8,
-             "gpus_allocated": 0, "cpus": 64, "memory_mib": 512 * 1024}  # fmt: skip
+    plain = {
+        "state": "idle",
+        "partitions": ("gpu",),
+        "gres": "gpu:h100:8",
+        "gpu_type": "h100",
+        "gpus": 8,
+        "gpus_allocated": 0,
+        "cpus": 64,
+        "memory_mib": 512 * 1024,
+    }
     return Node(node=name, **{**plain, **values})
 
 
 def job(job_id: str, **values: Any) -> Job:
     """Somebody's running job on one whole node of partition `gpu`."""
-    plain = {"raw_id": job_id.split("_")[0], "state": "RUNNING", "user": "them", "account": "lab", "partition": "gpu",
-             "nodes": 1, "gres": "gpu:8", "name": f"their-{job_id}"}  # fmt: skip
+    plain = {
+        "raw_id": job_id.split("_")[0],
+        "state": "RUNNING",
+        "user": "them",
+        "account": "lab",
+        "partition": "gpu",
+        "nodes": 1,
+        "gres": "gpu:8",
+        "name": f"their-{job_id}",
+    }
     return Job(job_id=job_id, **{**plain, **values})
 
 
@@ -92,16 +108,26 @@ class Made:
         named = ",".join(one.node for one in nodes)
         fields = {"state": "up", "node_list": named, "nodes": len(nodes), **values.pop("partition", {})}
         plain = {
-            "site": "x", "seen_s": time.time(), "skew_s": 0.0, "cluster": "x", "enforces": (), "nodes": nodes,
-            "jobs": (), "partitions": (Partition(partition="gpu", **fields),),
-        }  # fmt: skip
+            "site": "x",
+            "seen_s": time.time(),
+            "skew_s": 0.0,
+            "cluster": "x",
+            "enforces": (),
+            "nodes": nodes,
+            "jobs": (),
+            "partitions": (Partition(partition="gpu", **fields),),
+        }
         return Snapshot(**{**plain, **values})
 
     @classmethod
     def standing(cls, *rows: Association, **values: Any) -> Standing:
         """Ours at the site."""
-        plain = {"user": "me", "associations": rows or (Association(cluster="x", account="lab", user="me"),),
-                 "qos": (), "gpu_hours": 0.0}  # fmt: skip
+        plain = {
+            "user": "me",
+            "associations": rows or (Association(cluster="x", account="lab", user="me"),),
+            "qos": (),
+            "gpu_hours": 0.0,
+        }
         return Standing(**{**plain, **values})
 
 

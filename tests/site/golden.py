@@ -17,9 +17,16 @@ def text(site: str, script: str) -> str:
     """Four nodes, one dataset, and for ranks a command that needs quoting."""
     command = [] if script == "stage" else ["python", "train.py", "--note", "it's 100% $HOME"]
     return user_scripts.text(
-        load.load(site), script, command, nodes=4, tasks_per_node=1,
-        gpus_per_node=None, time="2h", framework="jax", data={"demo": "/shared/data sets/demo/1f"},
-    )  # fmt: skip
+        load.load(site),
+        script,
+        command,
+        nodes=4,
+        tasks_per_node=1,
+        gpus_per_node=None,
+        time="2h",
+        framework="jax",
+        data={"demo": "/shared/data sets/demo/1f"},
+    )
 
 
 if __name__ == "__main__":

@@ -149,9 +149,16 @@ def test_stage_has_no_ranks(pit: Pit) -> None:
 def test_a_job_is_named_after_its_file(command: str, name: str) -> None:
     """The first word that looks like a file names the job; without one, the script does."""
     script = user_scripts.text(
-        load.load("alpha"), "train", command.split(), nodes=1, tasks_per_node=1, gpus_per_node=None, time="",
-        framework="none", data={},
-    )  # fmt: skip
+        load.load("alpha"),
+        "train",
+        command.split(),
+        nodes=1,
+        tasks_per_node=1,
+        gpus_per_node=None,
+        time="",
+        framework="none",
+        data={},
+    )
     assert f"#SBATCH --job-name={name}\n" in script
 
 

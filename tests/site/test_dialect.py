@@ -15,18 +15,47 @@ from pitools.site.schema import Site
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "token", "GIT_PASSWORD_FILE",
-     "OPENAI_KEY", "WANDB_KEY", "GH_PAT", "MY_PASS", "PASS", "PGPASSWORD", "MYSQL_PWD", "OPENAI_APIKEY", "NPM_AUTH",
-     "SSH_KEYS", "GPG_PASSPHRASE"],
-)  # fmt: skip
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "token",
+        "GIT_PASSWORD_FILE",
+        "OPENAI_KEY",
+        "WANDB_KEY",
+        "GH_PAT",
+        "MY_PASS",
+        "PASS",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "OPENAI_APIKEY",
+        "NPM_AUTH",
+        "SSH_KEYS",
+        "GPG_PASSPHRASE",
+    ],
+)
 def test_secrets_are_refused(name: str) -> None:
     """A secret's word anywhere in the name."""
     with pytest.raises(UsageError, match="looks like a secret"):
         dialect.variable(name)
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SECRETARY", "KEY", "NCCL_NET",
-                                  "NCCL_IB_PKEY", "PASSES", "PATIENCE", "XAUTHORITY", "BYPASS"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "SECRETARY",
+        "KEY",
+        "NCCL_NET",
+        "NCCL_IB_PKEY",
+        "PASSES",
+        "PATIENCE",
+        "XAUTHORITY",
+        "BYPASS",
+    ],
+)
 def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
     """Variables that people do set pass."""
     assert dialect.variable(name) == name
@@ -34,12 +63,25 @@ def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "of_request", "of_site"),
-    [("PIT_ATTEMPT_DIR", False, False), ("PIT_PYTHON", False, False), ("PIT_CHECKPOINT_NVME", True, True),
-     ("PATH", False, True), ("LD_PRELOAD", False, True), ("LD_LIBRARY_PATH", False, True),
-     ("SLURM_CONF", False, True), ("BASH_ENV", False, True), ("PYTHONPATH", True, True), ("MY_PATH", True, True),
-     ("PATHS", True, True), ("SLURM_JOB_ID", False, False), ("SLURM_JOB_NODELIST", False, False), ("UID", False, False),
-     ("SLURM_CPU_BIND", True, True), ("SLURM_MPI_TYPE", True, True)],
-)  # fmt: skip
+    [
+        ("PIT_ATTEMPT_DIR", False, False),
+        ("PIT_PYTHON", False, False),
+        ("PIT_CHECKPOINT_NVME", True, True),
+        ("PATH", False, True),
+        ("LD_PRELOAD", False, True),
+        ("LD_LIBRARY_PATH", False, True),
+        ("SLURM_CONF", False, True),
+        ("BASH_ENV", False, True),
+        ("PYTHONPATH", True, True),
+        ("MY_PATH", True, True),
+        ("PATHS", True, True),
+        ("SLURM_JOB_ID", False, False),
+        ("SLURM_JOB_NODELIST", False, False),
+        ("UID", False, False),
+        ("SLURM_CPU_BIND", True, True),
+        ("SLURM_MPI_TYPE", True, True),
+    ],
+)
 def test_what_decides_what_runs_is_not_a_request_s(name: str, of_request: bool, of_site: bool) -> None:
     """Our own variables are nobody's to set; those that load programs and libraries are the site's."""
     for is_allowed, of in ((of_request, False), (of_site, True)):

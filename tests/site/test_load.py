@@ -117,8 +117,10 @@ def test_a_template_lies_beside_the_file_that_names_it(
     path = write_site("x", 'name = "x"\n[templates]\nmine = "mine.j2"\nhome = "~/home.j2"\nfar = "/far.j2"\n')
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load.load("x").templates == {
-        "mine": str(path.with_name("mine.j2")), "home": str(tmp_path / "home.j2"), "far": "/far.j2"
-    }  # fmt: skip
+        "mine": str(path.with_name("mine.j2")),
+        "home": str(tmp_path / "home.j2"),
+        "far": "/far.j2",
+    }
 
 
 @pytest.mark.parametrize("folder", [False, True])

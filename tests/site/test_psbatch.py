@@ -110,8 +110,10 @@ def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], P
     assert call.stdin == "#!/bin/bash\n"
     # --dry-run leaves out what clears the far side's variables, and can be pasted.
     assert [shlex.split(word) for word in shlex.split(call.shown)] == [
-        ["ssh"], ["login.far"], ["sbatch", "--time=02:00:00", "--comment=it's"]
-    ]  # fmt: skip
+        ["ssh"],
+        ["login.far"],
+        ["sbatch", "--time=02:00:00", "--comment=it's"],
+    ]
 
 
 def test_a_script_need_not_be_utf_8() -> None:
@@ -162,7 +164,9 @@ def test_real_jobs_get_what_was_added(clusters: Path, pit: Pit, tmp_path: Path) 
         job = subprocess.run(
             ["scontrol", "-o", "show", "job", done.stdout.strip()],
             env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf"), "PATH": "/usr/bin:/bin"},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert " Account=lab " in job.stdout
         assert "TimeLimit=01:00:00" in job.stdout

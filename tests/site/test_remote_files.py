@@ -55,8 +55,10 @@ def test_a_folder_goes_and_comes_back(site: Site, folder: Path, tmp_path: Path) 
     (Path(to) / "link").symlink_to("run")
     assert remote_files.get(site, to, tmp_path / "back", without=["no"])
     assert {name for name, data in content(tmp_path / "back").items() if data is not None} == {
-        f"{ODD}/large", "run", "x"
-    }  # fmt: skip
+        f"{ODD}/large",
+        "run",
+        "x",
+    }
     assert remote_files.get(site, to, tmp_path / "back", without=[ODD.replace("\\", "\\\\").replace("*", "\\*")])
     assert set(content(tmp_path / "back")) == {"run", "x"}
     assert [path.name for path in Path(to).parent.iterdir()] == ["run"]

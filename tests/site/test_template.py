@@ -21,9 +21,16 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
         if not template.exists():
             template.write_text(text)
         return user_scripts.text(
-            load.load("x"), "own", ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="", framework="none",
+            load.load("x"),
+            "own",
+            ["true"],
+            nodes=1,
+            tasks_per_node=1,
+            gpus_per_node=None,
+            time="",
+            framework="none",
             data={},
-        )  # fmt: skip
+        )
 
     return call
 
@@ -32,9 +39,16 @@ def test_the_folder_of_slurm_s_commands_is_on_the_job_s_path(write_site: Callabl
     """Before the first step that needs them, and after modules and variables that may change the PATH."""
     write_site("x", 'name = "x"\nmodules = ["m"]\n[slurm]\nbin = "/opt/s 1/bin"\n[environment]\nPATH = "/usr/bin"\n')
     text = user_scripts.text(
-        load.load("x"), "train", ["true"], nodes=1, tasks_per_node=1, gpus_per_node=None, time="", framework="none",
+        load.load("x"),
+        "train",
+        ["true"],
+        nodes=1,
+        tasks_per_node=1,
+        gpus_per_node=None,
+        time="",
+        framework="none",
         data={},
-    )  # fmt: skip
+    )
     ours = "export PATH='/opt/s 1/bin':\"$PATH\""
     at = [text.index(part) for part in ("module load m", "export PATH=/usr/bin", ours)]
     assert at == sorted(at)

@@ -15,9 +15,16 @@ def test_squeue_narrows_and_separates() -> None:
     """Ids, user and name are options with `=`; the columns stand between the mark of the call."""
     words = argv.jobs(["4", "6_0", "11+1"], "ann", "run-1", all_states=True, each_task=True, sep="|m|")
     assert words[:-1] == [
-        "squeue", "-h", "--noconvert", "--jobs=4,6_0,11+1", "--user=ann", "--name=run-1", "--states=all", "--array",
+        "squeue",
+        "-h",
+        "--noconvert",
+        "--jobs=4,6_0,11+1",
+        "--user=ann",
+        "--name=run-1",
+        "--states=all",
+        "--array",
         "-o",
-    ]  # fmt: skip
+    ]
     assert words[-1].startswith("%i|m|%F|m|")
     assert words[-1].endswith("|m|%A")
 

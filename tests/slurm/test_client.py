@@ -50,8 +50,11 @@ def test_states_ask_accounting_once_for_the_rest(told: Make) -> None:
 
     client, ran = told(answer)
     assert client.state_of(["4", "5", "6", "8_0"]) == {
-        "4": "RUNNING", "5": "CANCELLED", "6": "UNKNOWN", "8_0": "TIMEOUT"
-    }  # fmt: skip
+        "4": "RUNNING",
+        "5": "CANCELLED",
+        "6": "UNKNOWN",
+        "8_0": "TIMEOUT",
+    }
     assert [argv[0] for argv in ran] == ["squeue", "sacct"]
     assert "--jobs=5,6,8_0" in ran[1]
 
@@ -119,9 +122,11 @@ def test_a_job_name_is_exact(told: Make) -> None:
 
 @pytest.mark.parametrize(
     ("code", "stderr"),
-    [(0, "scontrol: error: No topology information available\n"),
-     (1, "slurm_load_topo error: Requested topology configuration is not available\n")],
-)  # fmt: skip
+    [
+        (0, "scontrol: error: No topology information available\n"),
+        (1, "slurm_load_topo error: Requested topology configuration is not available\n"),
+    ],
+)
 def test_a_flat_topology_is_empty(told: Make, code: int, stderr: str) -> None:
     """Each version's way to say that there is no topology."""
     client, _ = told(lambda argv: (code, "", stderr))
@@ -162,9 +167,12 @@ def test_an_answer_without_an_id_is_in_doubt(told: Make) -> None:
 
 @pytest.mark.parametrize(
     "stderr",
-    ["", "scancel: error: Kill job error on job id 4: Invalid job id specified\n",
-     "scancel: error: Kill job error on job id 4: Job/step already completing or completed\n"],
-)  # fmt: skip
+    [
+        "",
+        "scancel: error: Kill job error on job id 4: Invalid job id specified\n",
+        "scancel: error: Kill job error on job id 4: Job/step already completing or completed\n",
+    ],
+)
 def test_cancelling_what_has_ended_is_done(told: Make, stderr: str) -> None:
     """Cancelling twice, or what is gone, is no error."""
     client, ran = told(lambda argv: (1 if stderr else 0, "", stderr))

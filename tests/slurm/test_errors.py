@@ -249,9 +249,16 @@ def test_what_may_have_been_done_is_not_asked_again(error: PitError) -> None:
 
 @pytest.mark.parametrize(
     ("code", "stderr", "silent"),
-    [(0, "", False), (1, "", True), (-9, "said", True), (137, "Killed", True), (1, "Invalid qos", False),
-     (255, "Connection closed", False), (254, "said", False)],
-)  # fmt: skip
+    [
+        (0, "", False),
+        (1, "", True),
+        (-9, "said", True),
+        (137, "Killed", True),
+        (1, "Invalid qos", False),
+        (255, "Connection closed", False),
+        (254, "said", False),
+    ],
+)
 def test_a_command_that_was_ended(code: int, stderr: str, silent: bool) -> None:
     """One that was killed, or failed without a word, has not said what became of its request."""
     assert errors.is_silent(subprocesses.Completed(("sbatch",), code, "", stderr)) is silent

@@ -119,9 +119,15 @@ def test_the_callers_settings_change_nothing(
 ) -> None:
     """A shell full of SQUEUE_, SLURM_ and SBATCH_ variables, in another zone, gets the same answers."""
     for variable, value in {
-        "SQUEUE_FORMAT": "%j", "SQUEUE_STATES": "RUNNING", "SQUEUE_USERS": "nobody", "SLURM_TIME_FORMAT": "relative",
-        "SLURM_CLUSTERS": "nosuch", "SBATCH_PARTITION": "nosuch", "SBATCH_BEGIN": "now+1day", "TZ": "Asia/Tokyo",
-    }.items():  # fmt: skip
+        "SQUEUE_FORMAT": "%j",
+        "SQUEUE_STATES": "RUNNING",
+        "SQUEUE_USERS": "nobody",
+        "SLURM_TIME_FORMAT": "relative",
+        "SLURM_CLUSTERS": "nosuch",
+        "SBATCH_PARTITION": "nosuch",
+        "SBATCH_BEGIN": "now+1day",
+        "TZ": "Asia/Tokyo",
+    }.items():
         monkeypatch.setenv(variable, value)
     job_id = queued(f"--job-name={name}")
     (job,) = alpha.jobs(name=name)
@@ -201,15 +207,28 @@ def test_a_script_file_is_queued(alpha: Client, queued: Callable[..., str], tmp_
 
 def test_a_controller_that_is_gone(clusters: Path, tmp_path: Path) -> None:
     """Nobody listens on the controller's and the database's ports: every question is Unreachable, none is empty."""
-    conf = other_conf(clusters, tmp_path, SlurmctldPort=closed_port(), AccountingStoragePort=closed_port(),
-                      MessageTimeout=1)  # fmt: skip
+    conf = other_conf(
+        clusters, tmp_path, SlurmctldPort=closed_port(), AccountingStoragePort=closed_port(), MessageTimeout=1
+    )
     client = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=10))
     questions: list[Callable[[], object]] = [
-        client.config, client.partitions, client.nodes, client.topology, client.jobs, client.qos, client.associations,
-        lambda: client.accounting(["1"]), lambda: client.jobs(["1"]), lambda: client.job("1"),
-        lambda: client.cancel(["1"]), lambda: client.state_of(["1"]), lambda: client.address("alpha01"),
-        lambda: client.test_only(SCRIPT), lambda: client.submit(SCRIPT), lambda: client.requeue(["1"]),
-    ]  # fmt: skip
+        client.config,
+        client.partitions,
+        client.nodes,
+        client.topology,
+        client.jobs,
+        client.qos,
+        client.associations,
+        lambda: client.accounting(["1"]),
+        lambda: client.jobs(["1"]),
+        lambda: client.job("1"),
+        lambda: client.cancel(["1"]),
+        lambda: client.state_of(["1"]),
+        lambda: client.address("alpha01"),
+        lambda: client.test_only(SCRIPT),
+        lambda: client.submit(SCRIPT),
+        lambda: client.requeue(["1"]),
+    ]
     for ask in questions:
         with pytest.raises(Unreachable) as caught:
             ask()

@@ -25,8 +25,13 @@ def test_recorded_accounting(recorded: Recorded) -> None:
     assert (jobs["3"].state, jobs["3"].exit_code, jobs["3"].signal, jobs["3"].time_limit_s) == ("FAILED", 0, 9, 60)
     assert (jobs["6_2"].raw_id, jobs["6_2"].node_list, jobs["6_2"].end) == ("15", "a02", "")
     assert jobs["4"].alloc_tres == {
-        "billing": "64", "cpu": "64", "gres/gpu:h100": "32", "gres/gpu": "32", "mem": "6400M", "node": "4"
-    }  # fmt: skip
+        "billing": "64",
+        "cpu": "64",
+        "gres/gpu:h100": "32",
+        "gres/gpu": "32",
+        "mem": "6400M",
+        "node": "4",
+    }
     assert (jobs["19"].start, jobs["19"].node_list, jobs["19"].nodes, jobs["19"].alloc_tres) == ("", "", 6, {})
     assert jobs["2"].start.startswith("2026-11-21T01:2")
     assert all(job.restarts is None for job in jobs.values())
@@ -87,9 +92,13 @@ def test_recorded_qos(recorded: Recorded) -> None:
     normal, low, high = parse_accounting.qos(recorded("qos.txt"))
     assert (normal.preempt_mode, low.preempt_mode) == ("cluster", "requeue")
     assert high == Qos(
-        qos="high", priority=100, preempt=("low",), preempt_mode="cluster", grp_tres={"gres/gpu": "32"},
+        qos="high",
+        priority=100,
+        preempt=("low",),
+        preempt_mode="cluster",
+        grp_tres={"gres/gpu": "32"},
         max_wall_s=172800,
-    )  # fmt: skip
+    )
 
 
 def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:

@@ -74,9 +74,25 @@ def test_recorded_details(recorded: Recorded, squeue_fields: tuple[str, ...], na
     assert len(jobs) == count
     for job in jobs:
         assert job.restarts == 0
-        for field in ("raw_id", "array_job_id", "array_task", "name", "user", "account", "qos", "partition", "state",
-                      "reason", "nodes", "node_list", "time_limit_s", "priority", "gres", "comment",
-                      "work_dir"):  # fmt: skip
+        for field in (
+            "raw_id",
+            "array_job_id",
+            "array_task",
+            "name",
+            "user",
+            "account",
+            "qos",
+            "partition",
+            "state",
+            "reason",
+            "nodes",
+            "node_list",
+            "time_limit_s",
+            "priority",
+            "gres",
+            "comment",
+            "work_dir",
+        ):
             assert getattr(job, field) == getattr(queue[job.job_id], field), field
 
 

@@ -88,7 +88,7 @@ def test_allowed_accounts_of_a_partition(recorded: Recorded) -> None:
         (" Extra=only Gres=gpu:1", "", ""),
         ("", "", ""),
     ],
-)  # fmt: skip
+)
 def test_what_people_write_stays_text(said: str, reason: str, user: str) -> None:
     """A reason or comment that looks like Slurm's keys changes nothing but itself."""
     (node,) = parse_nodes.scontrol_nodes(LINE + said + "\n", UTC)
@@ -169,14 +169,24 @@ def test_reservations() -> None:
     """As scontrol prints them, one with nodes and one of licenses; none at all is a sentence."""
     assert parse_nodes.reservations(KEPT, UTC) == [
         Reservation(
-            reservation="m1", start="2026-11-22T16:13:13.000Z", end="2026-11-22T17:13:13.000Z", state="inactive",
-            node_list="n[01-03]", cpus=12, flags=("maint", "ignore_jobs", "spec_nodes"), users=("root",),
+            reservation="m1",
+            start="2026-11-22T16:13:13.000Z",
+            end="2026-11-22T17:13:13.000Z",
+            state="inactive",
+            node_list="n[01-03]",
+            cpus=12,
+            flags=("maint", "ignore_jobs", "spec_nodes"),
+            users=("root",),
         ),
         Reservation(
-            reservation="lic", start="2026-11-22T17:13:13.000Z", end="2026-11-22T17:43:13.000Z", state="active",
-            flags=("any_nodes",), accounts=("lab", "infra"),
+            reservation="lic",
+            start="2026-11-22T17:13:13.000Z",
+            end="2026-11-22T17:43:13.000Z",
+            state="active",
+            flags=("any_nodes",),
+            accounts=("lab", "infra"),
         ),
-    ]  # fmt: skip
+    ]
     assert parse_nodes.reservations("No reservations in the system\n") == []
 
 

@@ -36,8 +36,11 @@ KEYS = {
 @pytest.mark.parametrize("schema", KEYS)
 def test_keys_are_frozen(schema: str) -> None:
     """A record's keys stay; new ones come at the end, with a default."""
-    kinds = {kind.__struct_config__.tag: kind for kind in vars(records).values() if isinstance(kind, type)
-             and issubclass(kind, Record) and kind is not Record}  # fmt: skip
+    kinds = {
+        kind.__struct_config__.tag: kind
+        for kind in vars(records).values()
+        if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record
+    }
     assert set(kinds) == set(KEYS)
     assert kinds[schema].__struct_fields__[: len(KEYS[schema].split())] == tuple(KEYS[schema].split())
 

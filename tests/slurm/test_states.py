@@ -96,10 +96,19 @@ def test_pending_reasons_of_a_real_queue(repo: Path) -> None:
     rows = [line.split("|") for file in files for line in file.read_text().splitlines()]
     said = {name: states.pending_reason(reason).value for name, _, reason in rows}
     assert said == {
-        "admin": "held", "begin": "begin-time", "constraints": "bad-constraints", "depends": "other",
-        "drained": "resources", "fill": "none", "held": "held", "priority": "priority", "requeued": "held",
-        "reservation": "reservation", "resources": "resources", "unavailable": "resources",
-    }  # fmt: skip
+        "admin": "held",
+        "begin": "begin-time",
+        "constraints": "bad-constraints",
+        "depends": "other",
+        "drained": "resources",
+        "fill": "none",
+        "held": "held",
+        "priority": "priority",
+        "requeued": "held",
+        "reservation": "reservation",
+        "resources": "resources",
+        "unavailable": "resources",
+    }
     assert set(said.values()) == set(states.PendingReason)
 
 

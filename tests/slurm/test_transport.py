@@ -75,8 +75,9 @@ def test_slurm_variables_stay_behind(
     done = call(Reach(host=host, env={"SITE": "a b"}, timeout_s=10), ["env"], env=READING)
     seen = dict(line.partition("=")[::2] for line in done.stdout.split("\n"))
     assert {name for name in seen if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_"))} == {
-        "SLURM_CONF", "SLURM_BITSTR_LEN"
-    }  # fmt: skip
+        "SLURM_CONF",
+        "SLURM_BITSTR_LEN",
+    }
     assert (seen["SLURM_CONF"], seen["SITE"], seen["SLURMX"], seen["TZ"]) == (str(conf), "a b", "kept", "UTC0")
 
 
@@ -97,11 +98,25 @@ def test_a_conf_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: py
 
 # What srun, mpirun and their like leave in the shells that are born in a step; and what a user sets.
 LEFT = (
-    "SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SLURMD_NODENAME", "SRUN_DEBUG", "PMI_RANK", "PMI_FD", "PMI2_SIZE",
-    "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_URI21", "OMPI_COMM_WORLD_RANK", "OMPI_UNIVERSE_SIZE",
-    "PRTE_LAUNCHED", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_vpid", "PALS_RANKID", "HYDI_CONTROL_FD",
+    "SLURM_CPU_BIND",
+    "SLURM_CPUS_PER_TASK",
+    "SLURMD_NODENAME",
+    "SRUN_DEBUG",
+    "PMI_RANK",
+    "PMI_FD",
+    "PMI2_SIZE",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "PMIX_SERVER_URI21",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_UNIVERSE_SIZE",
+    "PRTE_LAUNCHED",
+    "OMPI_MCA_orte_hnp_uri",
+    "OMPI_MCA_ess_base_vpid",
+    "PALS_RANKID",
+    "HYDI_CONTROL_FD",
     "MV2_COMM_WORLD_RANK",
-)  # fmt: skip
+)
 KEPT = ("PMIX_MCA_gds", "OMPI_MCA_btl", "HYDRA_FULL_ERROR", "SLURMX", "MY_PMI_RANK", "OMP_NUM_THREADS", "PMIXED")
 
 

@@ -147,8 +147,11 @@ def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) 
 def test_groups(whole: Path) -> None:
     """A group's name stands for its arrays; a name given twice is as good as once."""
     assert set(select(whole, arrays=["obs", "obs/state"]).arrays) == {
-        "obs/state", "obs/image", "episode_offsets", "episode_json",
-    }  # fmt: skip
+        "obs/state",
+        "obs/image",
+        "episode_offsets",
+        "episode_json",
+    }
     assert select(whole, arrays=["obs/"]) == select(whole, arrays=["obs/image", "obs/state"])
 
 
@@ -234,9 +237,15 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
 
 @pytest.mark.parametrize(
     ("text", "run"),
-    [("10:50", (10, 50)), (":50", (0, 50)), ("200:", (200, 230)), ("-30:", (200, 230)), (":-200", (0, 30)),
-     ("-230:-220", (0, 10))],
-)  # fmt: skip
+    [
+        ("10:50", (10, 50)),
+        (":50", (0, 50)),
+        ("200:", (200, 230)),
+        ("-30:", (200, 230)),
+        (":-200", (0, 30)),
+        ("-230:-220", (0, 10)),
+    ],
+)
 def test_ranges_of_steps(whole: Path, text: str, run: tuple[int, int]) -> None:
     """As in Python: an end left out is the dataset's, a negative one counts from its end."""
     part = select(whole, steps=text).subset
@@ -245,9 +254,25 @@ def test_ranges_of_steps(whole: Path, text: str, run: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["10", "10:231", "231:", "-231:", ":-231", "20:10", "10:10", "1:2:3", "a:b", ":0", " 1:2", "1_0:20",
-             "1e1:20", "9" * 30 + ":", "-:5"],
-)  # fmt: skip
+    "text",
+    [
+        "10",
+        "10:231",
+        "231:",
+        "-231:",
+        ":-231",
+        "20:10",
+        "10:10",
+        "1:2:3",
+        "a:b",
+        ":0",
+        " 1:2",
+        "1_0:20",
+        "1e1:20",
+        "9" * 30 + ":",
+        "-:5",
+    ],
+)
 def test_ranges_that_are_none(whole: Path, text: str) -> None:
     """A range that leaves the steps there are is never clipped, one of nothing is a mistake."""
     with pytest.raises(UsageError) as caught:
@@ -257,9 +282,15 @@ def test_ranges_that_are_none(whole: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "runs"),
-    [("0", ((0, 30),)), ("1-2", ((30, 200),)), ("3,0", ((0, 30), (200, 230))), ("0,1", ((0, 180),)),
-     ("2,0,0-0", ((0, 30), (180, 200))), (" 0 , 2", ((0, 30), (180, 200)))],
-)  # fmt: skip
+    [
+        ("0", ((0, 30),)),
+        ("1-2", ((30, 200),)),
+        ("3,0", ((0, 30), (200, 230))),
+        ("0,1", ((0, 180),)),
+        ("2,0,0-0", ((0, 30), (180, 200))),
+        (" 0 , 2", ((0, 30), (180, 200))),
+    ],
+)
 def test_lists_of_episodes(whole: Path, text: str, runs: tuple[tuple[int, int], ...]) -> None:
     """Numbers and ranges, both ends included, in any order; neighbours are one run of steps."""
     part = select(whole, episodes=text).subset
@@ -417,11 +448,23 @@ def test_a_plain_store_in_part(tmp_path: Path) -> None:
     part = select_plain(folder, arrays=["data/img"], episodes="2")
     assert part.subset == Subset(parent="", arrays=("data/img", "meta/episode_ends"), steps=((4, 9),))
     assert {entry.path for entry in part.files} == {
-        ".zgroup", ".zattrs", "data/.zgroup", "data/.zattrs", "data/img/.zarray", "data/img/.zattrs",
-        "data/img/1.0.0", "data/img/1.1.0", "data/img/2.0.0", "data/img/2.1.0",
-        "meta/.zgroup", "meta/.zattrs", "meta/episode_ends/.zarray", "meta/episode_ends/.zattrs",
-        "meta/episode_ends/0", "meta/episode_ends/1",
-    }  # fmt: skip
+        ".zgroup",
+        ".zattrs",
+        "data/.zgroup",
+        "data/.zattrs",
+        "data/img/.zarray",
+        "data/img/.zattrs",
+        "data/img/1.0.0",
+        "data/img/1.1.0",
+        "data/img/2.0.0",
+        "data/img/2.1.0",
+        "meta/.zgroup",
+        "meta/.zattrs",
+        "meta/episode_ends/.zarray",
+        "meta/episode_ends/.zattrs",
+        "meta/episode_ends/0",
+        "meta/episode_ends/1",
+    }
     assert all(entry.digest == "" for entry in part.files)
 
 
@@ -547,8 +590,13 @@ def test_100_000_files_cost_little() -> None:
         b'"chunk_key_encoding": "default", "codecs": ["bytes"]}'
     )
     entries.append(FileEntry(path="images/zarr.json", bytes=len(array), digest=""))
-    known = Manifest(name="x", episodes=0, steps=100_000, files=tuple(entries),
-                     arrays={"images": ArraySchema(shape=(100_000, 64, 64, 3), dtype="uint8")})  # fmt: skip
+    known = Manifest(
+        name="x",
+        episodes=0,
+        steps=100_000,
+        files=tuple(entries),
+        arrays={"images": ArraySchema(shape=(100_000, 64, 64, 3), dtype="uint8")},
+    )
     started = time.process_time()
     part = subset(known, "", lambda path: array, steps="20000:70000")
     assert len(part.files) == 50_001

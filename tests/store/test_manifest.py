@@ -38,8 +38,15 @@ def test_round_trip_and_name() -> None:
 def test_frozen_keys() -> None:
     """The keys of pit.manifest/1 only ever grow, and none of them is a time or a machine."""
     assert set(msgspec.json.decode(manifests.encode(one()))) == {
-        "schema", "name", "episodes", "steps", "arrays", "files", "source", "parent",
-    }  # fmt: skip
+        "schema",
+        "name",
+        "episodes",
+        "steps",
+        "arrays",
+        "files",
+        "source",
+        "parent",
+    }
 
 
 def test_source_key_order_is_no_content() -> None:
@@ -51,9 +58,30 @@ def test_source_key_order_is_no_content() -> None:
 @pytest.mark.parametrize("others", [0, 2])
 @pytest.mark.parametrize(
     "path",
-    ["../x", "/x", "//x", "///x", "a/../b", "..", ".", "", "/", "a//b", "a/", "./a", "a/.", "a/./b", "a/..",
-     "a\0b", "\0", "a\0/b", "a/\0", "\0/../x", "manifest.json"],
-)  # fmt: skip
+    [
+        "../x",
+        "/x",
+        "//x",
+        "///x",
+        "a/../b",
+        "..",
+        ".",
+        "",
+        "/",
+        "a//b",
+        "a/",
+        "./a",
+        "a/.",
+        "a/./b",
+        "a/..",
+        "a\0b",
+        "\0",
+        "a\0/b",
+        "a/\0",
+        "\0/../x",
+        "manifest.json",
+    ],
+)
 def test_hostile_paths(path: str, others: int) -> None:
     """A manifest that names a path outside the dataset, or itself, is refused and the path is named."""
     paths = ["a0", "b/c"][:others]
@@ -136,9 +164,19 @@ def test_a_subset_reads_back_and_has_its_own_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [subset(), subset((0, 4)), subset((-1, 2)), subset((1, 1)), subset((2, 1)), subset((0, 1), (1, 2)),
-            subset((2, 3), (0, 1)), subset((0, 3), arrays=("state",)), subset((0, 3), arrays=())],
-)  # fmt: skip
+    "bad",
+    [
+        subset(),
+        subset((0, 4)),
+        subset((-1, 2)),
+        subset((1, 1)),
+        subset((2, 1)),
+        subset((0, 1), (1, 2)),
+        subset((2, 3), (0, 1)),
+        subset((0, 3), arrays=("state",)),
+        subset((0, 3), arrays=()),
+    ],
+)
 def test_impossible_subsets(bad: Manifest) -> None:
     """Runs outside the steps, empty, touching or out of order, or of other arrays, are refused."""
     with pytest.raises(DataError, match="subset"):
@@ -175,9 +213,13 @@ def test_which_rows_are_here() -> None:
     part = one(arrays=arrays, subset=Subset(parent="", arrays=tuple(arrays), steps=((0, 1), (2, 3))))
     assert {name for name in arrays if part.along_steps(name)} == {"action", "obs/a"}
     assert {name: part.runs(name) for name in arrays} == {
-        "action": ((0, 1), (2, 3)), "obs/a": ((0, 1), (2, 3)), "episode_offsets": ((0, 3),),
-        "meta/episode_ends": ((0, 3),), "mean": ((0, 7),), "x": ((0, 1),),
-    }  # fmt: skip
+        "action": ((0, 1), (2, 3)),
+        "obs/a": ((0, 1), (2, 3)),
+        "episode_offsets": ((0, 3),),
+        "meta/episode_ends": ((0, 3),),
+        "mean": ((0, 7),),
+        "x": ((0, 1),),
+    }
     assert one().runs("action") == ((0, 3),)
 
 

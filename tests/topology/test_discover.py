@@ -79,8 +79,10 @@ def test_recorded_trees(repo: Path, version: str) -> None:
     """What every version of Slurm prints is one tree of uneven depth."""
     fabric = discover.read(repo / "tests" / "replay" / f"slurm-{version}" / "topology.txt")
     assert [(leaf.path, len(leaf.nodes)) for leaf in fabric.leaves] == [
-        (("core", "leaf3"), 4), (("core", "spine1", "leaf1"), 4), (("core", "spine1", "leaf2"), 4),
-    ]  # fmt: skip
+        (("core", "leaf3"), 4),
+        (("core", "spine1", "leaf1"), 4),
+        (("core", "spine1", "leaf2"), 4),
+    ]
 
 
 def test_recorded_blocks(repo: Path) -> None:

@@ -16,10 +16,11 @@ from pitools.topology.show import score
 def test_blocks_are_in_slurms_order() -> None:
     """Their index tells which are neighbours, and not their names; sizes are those of blocks and of aggregates."""
     blocks = [
-        Block(block="a", index=2, node_list="n1", size=4), Block(block="c", index=0, node_list="n2", size=4),
+        Block(block="a", index=2, node_list="n1", size=4),
+        Block(block="c", index=0, node_list="n2", size=4),
         Block(block="b", index=1, node_list="n3", size=4),
         Block(block="[a-c]", index=3, node_list="n[1-3]", size=8, is_aggregated=True),
-    ]  # fmt: skip
+    ]
     fabric = from_blocks(blocks)
     assert [leaf.path for leaf in fabric.leaves] == [("c",), ("b",), ("a",)]
     assert fabric.block_sizes == (4, 8)
@@ -30,8 +31,12 @@ def test_aggregates_are_blocks_side_by_side() -> None:
     leaves = [Leaf(path=(f"b{i}",), nodes=(f"n{i}",)) for i in range(8)]
     fabric = chain(leaves, (4, 8, 16))
     assert [crossings([f"n{a}", f"n{b}"], fabric) for a, b in ((0, 1), (0, 2), (1, 2), (0, 4), (3, 4))] == [
-        2 * 2, 2 * 4, 2 * 4, 2 * 6, 2 * 6,
-    ]  # fmt: skip
+        2 * 2,
+        2 * 4,
+        2 * 4,
+        2 * 6,
+        2 * 6,
+    ]
     assert fewest(["n0", "n1", "n2"], fabric) == 2 * 3 + 2 * 2
 
 

@@ -53,7 +53,7 @@ def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
         ("t.csv", "latency" + "".join(f",n{i}" for i in range(20_000)) + "\n", "matrix of 20000 nodes", ""),
         ("t.jsonl", '{"schema":"pit.nvlink/1","node":"n","cluster_uuid":"a\\nb"}', "is no name", ":1"),
     ],
-)  # fmt: skip
+)
 def test_files_that_do_harm(tmp_path: Path, name: str, text: str, what: str, where: str) -> None:
     """Refused in less than seconds, with the line where there is one, and no control character in the words."""
     path = tmp_path / name

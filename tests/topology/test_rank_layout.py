@@ -72,8 +72,11 @@ def test_pipelines_stay_below_a_leaf() -> None:
 def test_axes_that_do_not_fit_are_refused() -> None:
     """A tensor group that is no part of a node, too few GPUs for a replica, and a group over two leaves."""
     slots = slots_of(leaves(3, 3))
-    for tensor, pipeline, what in [(3, 1, "do not fit nodes of 8"), (8, 4, "cannot be cut into replicas of 8 x 4"),
-                                   (16, 1, "would span several leaves")]:  # fmt: skip
+    for tensor, pipeline, what in [
+        (3, 1, "do not fit nodes of 8"),
+        (8, 4, "cannot be cut into replicas of 8 x 4"),
+        (16, 1, "would span several leaves"),
+    ]:
         with pytest.raises(UsageError, match=what) as caught:
             rank_layout.seats(slots, 8, tensor, pipeline)
         assert caught.value.hint
@@ -86,8 +89,11 @@ def test_host_file_and_rank_file() -> None:
     slots = slots_of(leaves(1, 1))
     assert rank_layout.hostfile(slots, 2) == "n00\nn00\nn01\nn01\n"
     assert rank_layout.rankfile(slots, 2, cpus=4).splitlines() == [
-        "rank 0=n00 slot=0-3", "rank 1=n00 slot=4-7", "rank 2=n01 slot=0-3", "rank 3=n01 slot=4-7",
-    ]  # fmt: skip
+        "rank 0=n00 slot=0-3",
+        "rank 1=n00 slot=4-7",
+        "rank 2=n01 slot=0-3",
+        "rank 3=n01 slot=4-7",
+    ]
     assert rank_layout.rankfile(slots, 1).splitlines() == ["rank 0=n00 slot=0", "rank 1=n01 slot=0"]
     assert rank_layout.torchrun([], 8) == ""
 

@@ -24,8 +24,10 @@ Pit = Callable[..., subprocess.CompletedProcess[str]]
 def write_conf(tmp_path: Path) -> Path:
     """A slurm.conf whose controller is not there."""
     path = tmp_path / "slurm.conf"
-    path.write_text("ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=19\nMessageTimeout=5\n"
-                    "AuthType=auth/none\nCredType=cred/none\nNodeName=n1\nPartitionName=p Nodes=n1\n")  # fmt: skip
+    path.write_text(
+        "ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=19\nMessageTimeout=5\n"
+        "AuthType=auth/none\nCredType=cred/none\nNodeName=n1\nPartitionName=p Nodes=n1\n"
+    )
     return path
 
 
@@ -69,8 +71,11 @@ def test_nodes_the_fabric_does_not_know_come_last() -> None:
     """They keep their natural order, and name no leaf."""
     fabric = from_switches([Switch(switch="s", level=0, node_list="n[1-2]")])
     assert [(s.node, s.leaf) for s in order(["x10", "n2", "x9", "n1"], fabric)] == [
-        ("n1", "s"), ("n2", "s"), ("x9", ""), ("x10", ""),
-    ]  # fmt: skip
+        ("n1", "s"),
+        ("n2", "s"),
+        ("x9", ""),
+        ("x10", ""),
+    ]
 
 
 def test_a_flat_network_is_name_order() -> None:

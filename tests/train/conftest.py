@@ -65,10 +65,14 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         shared = {
-            **forked_ranks.environment(), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PIT_WORLD_SIZE": str(len(nonces)),
-            "PIT_ATTEMPT_DIR": str(folder), "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
-        }  # fmt: skip
+            **forked_ranks.environment(),
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "PIT_WORLD_SIZE": str(len(nonces)),
+            "PIT_ATTEMPT_DIR": str(folder),
+            "PIT_CHECKPOINT_DIR": str(folder.parent / "checkpoints"),
+        }
         folder.mkdir(parents=True)
         call = f"from pitools.train.{module} import main; main(**{args!r})"
         self.processes = []
@@ -125,7 +129,7 @@ def start(server: Callable[[str], forked_ranks.Server]) -> Iterator[Callable[...
 
     def begin(
         folder: Path, module: str, data: Path | Sequence[Path], nonces: Sequence[str] = ("aa",), **args: object
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         jobs.append(Job(server(module.removesuffix("_bc")), folder, module, data, nonces, args))
         return jobs[-1]
 

@@ -18,10 +18,23 @@ def test_without_a_launcher_there_is_one_rank() -> None:
 
 def test_a_launcher_says_everything() -> None:
     """Each variable of the contract arrives in its field."""
-    env = {"PIT_RANK": "3", "PIT_WORLD_SIZE": "8", "PIT_LOCAL_RANK": "1", "PIT_NONCE": "ab", "WORLD_SIZE": "8",
-           "PIT_ATTEMPT_DIR": "/r/attempts/0", "PIT_CHECKPOINT_DIR": "/r/checkpoints"}  # fmt: skip
-    expected = Rank(rank=3, world_size=8, local_rank=1, nonce="ab", attempt_dir=Path("/r/attempts/0"),
-                    checkpoint_dir=Path("/r/checkpoints"))  # fmt: skip
+    env = {
+        "PIT_RANK": "3",
+        "PIT_WORLD_SIZE": "8",
+        "PIT_LOCAL_RANK": "1",
+        "PIT_NONCE": "ab",
+        "WORLD_SIZE": "8",
+        "PIT_ATTEMPT_DIR": "/r/attempts/0",
+        "PIT_CHECKPOINT_DIR": "/r/checkpoints",
+    }
+    expected = Rank(
+        rank=3,
+        world_size=8,
+        local_rank=1,
+        nonce="ab",
+        attempt_dir=Path("/r/attempts/0"),
+        checkpoint_dir=Path("/r/checkpoints"),
+    )
     assert rank.from_environment(env) == expected
 
 

@@ -20,15 +20,27 @@ def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", (repo / "pitools/train/README.md").read_text(), re.DOTALL)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
-    env = {**kept, "PATH": path, "EXAMPLES": str(repo / "scripts/examples"), "PIT_RUNS": str(tmp_path / "runs"),
-           "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "",
-           "OMP_NUM_THREADS": "1"}  # fmt: skip
+    env = {
+        **kept,
+        "PATH": path,
+        "EXAMPLES": str(repo / "scripts/examples"),
+        "PIT_RUNS": str(tmp_path / "runs"),
+        "HOME": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
 
     def run(block: str) -> str:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=env, capture_output=True, text=True,
-            timeout=200, check=False,
-        )  # fmt: skip
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
         assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
         return done.stdout
 

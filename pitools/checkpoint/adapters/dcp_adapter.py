@@ -62,8 +62,11 @@ class Dcp:
         self._rank = rank
         gpu = torch.cuda.is_available()
         # Keeps its buffers, so that only the first save waits for memory to be given.
-        self._stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_shared_memory=False,
-                                                    use_async_staging=False, use_non_blocking_copy=gpu))  # fmt: skip
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
+            )
+        )
 
     def describe(self, state: Any) -> dict[str, str]:
         """Name → type and shape of all that a state holds, over all ranks."""
@@ -97,8 +100,10 @@ class Dcp:
 
     def set_random_state(self, states: dict[str, Any]) -> None:
         """Undo what was drawn since `random_state`; a GPU's is left where there is none."""
-        decoded = {name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-                   for name, text in states.items()}  # fmt: skip
+        decoded = {
+            name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+            for name, text in states.items()
+        }
         torch.set_rng_state(decoded["cpu"])
         if "cuda" in decoded and torch.cuda.is_available():
             torch.cuda.set_rng_state(decoded["cuda"])

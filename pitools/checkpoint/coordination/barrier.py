@@ -59,9 +59,17 @@ class Barrier:
     """
 
     def __init__(
-        self, put: Put, get: Get, rank: int, world_size: int, *, timeout_s: float = 600.0,
-        nodes: Sequence[str] = (), prefix: str = "pit/barrier", delete: Delete | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        put: Put,
+        get: Get,
+        rank: int,
+        world_size: int,
+        *,
+        timeout_s: float = 600.0,
+        nodes: Sequence[str] = (),
+        prefix: str = "pit/barrier",
+        delete: Delete | None = None,
+    ) -> None:
         self._put, self._get, self._delete = put, get, delete
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self._nodes, self._prefix = nodes, prefix

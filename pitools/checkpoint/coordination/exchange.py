@@ -96,7 +96,7 @@ def together(barrier: Barrier, name: str) -> Iterator[None]:
 
 def introduce(
     put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
-) -> tuple[Barrier, str, int]:  # fmt: skip
+) -> tuple[Barrier, str, int]:
     """A barrier that knows the ranks' nodes, a word that these ranks alone share, and the number of nodes.
 
     name: of whom the ranks are introduced for; never used twice with one store. Raises ConfigError, Unreachable.

@@ -58,9 +58,14 @@ def check(folder: Path, steps: Sequence[int], *, threads: int = 0, aside: bool =
         if problems and aside:
             moved += quarantine.put(path, problems) is not None
     yield Check(
-        path=str(folder.absolute()), checkpoints=checked, bytes=n_bytes, findings=findings, quarantined=moved,
-        good=good, wall_s=round(time.monotonic() - started, 3),
-    )  # fmt: skip
+        path=str(folder.absolute()),
+        checkpoints=checked,
+        bytes=n_bytes,
+        findings=findings,
+        quarantined=moved,
+        good=good,
+        wall_s=round(time.monotonic() - started, 3),
+    )
 
 
 def newest_good(folder: Path) -> int | None:

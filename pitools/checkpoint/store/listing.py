@@ -58,9 +58,17 @@ def _describe(path: Path, step: int, whose: owner.Owner | None, *, newest: bool)
     elif whose and not owner.fits(whose, manifest):
         state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"
     return Listed(
-        step=step, state=state, path=str(path), t=manifest.t, format=manifest.format, world_size=manifest.world_size,
-        files=len(manifest.files), bytes=manifest.total_bytes, newest=newest and state == "whole", reason=reason,
-    )  # fmt: skip
+        step=step,
+        state=state,
+        path=str(path),
+        t=manifest.t,
+        format=manifest.format,
+        world_size=manifest.world_size,
+        files=len(manifest.files),
+        bytes=manifest.total_bytes,
+        newest=newest and state == "whole",
+        reason=reason,
+    )
 
 
 def _reason(path: Path) -> str:

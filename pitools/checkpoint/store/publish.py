@@ -46,9 +46,14 @@ def by_name(path: str, world_size: int) -> int:
 
 
 def digest_share(
-    place: Path, rank: int, world_size: int, *, writer: Callable[[str, int], int] = by_name, threads: int = 0,
+    place: Path,
+    rank: int,
+    world_size: int,
+    *,
+    writer: Callable[[str, int], int] = by_name,
+    threads: int = 0,
     known: Mapping[str, Hashed] = MappingProxyType({}),
-) -> Share:  # fmt: skip
+) -> Share:
     """Digest this rank's files of a building folder, make them durable, and leave word for rank 0.
 
     writer: (path below `place`, ranks) → the rank that digests it; best the one that wrote it, which has it in memory.
@@ -74,9 +79,19 @@ def digest_share(
 
 
 def publish(
-    folder: Path, place: Path, step: int, *, format: str, run: str, model: str, world_size: int,  # noqa: A002
-    loader: Mapping[str, Any] | None = None, extra: Mapping[str, Any] | None = None, shares: int = 0, t: str = "",
-) -> Path:  # fmt: skip
+    folder: Path,
+    place: Path,
+    step: int,
+    *,
+    format: str,  # noqa: A002
+    run: str,
+    model: str,
+    world_size: int,
+    loader: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    shares: int = 0,
+    t: str = "",
+) -> Path:
     """Seal a building folder and show it as the checkpoint after `step` steps; rank 0 alone, when all have digested.
 
     shares: how many there are, one of each rank unless said. t: when it was saved, now unless said.

@@ -37,9 +37,11 @@ def put(step_dir: Path, problems: Sequence[Problem], *, why: str = "") -> Path |
     stamp = timestamps.now()[:19].replace("-", "").replace(":", "").replace("T", "-")
     aside = folder / layout.QUARANTINE / f"{step_dir.name}.{stamp}.{secrets.token_hex(2)}"
     reason = Reason(
-        t=timestamps.now(), path=str(step_dir.absolute()), problems=tuple(problems[:1000]),
+        t=timestamps.now(),
+        path=str(step_dir.absolute()),
+        problems=tuple(problems[:1000]),
         why=why or (problems[0].text() if problems else "asked for"),
-    )  # fmt: skip
+    )
     try:
         aside.mkdir(parents=True)
         # The reason first: what is moved is never without one.

@@ -28,9 +28,14 @@ Writer = Callable[[str, int], int]
 
 
 def check(
-    step_dir: Path, *, share: tuple[int, int] = (0, 1), only: Collection[str] | None = None, threads: int = 0,
-    advance: Advance = lambda _: None, writer: Writer | None = None,
-) -> list[Problem]:  # fmt: skip
+    step_dir: Path,
+    *,
+    share: tuple[int, int] = (0, 1),
+    only: Collection[str] | None = None,
+    threads: int = 0,
+    advance: Advance = lambda _: None,
+    writer: Writer | None = None,
+) -> list[Problem]:
     """Everything wrong with a checkpoint, by path; [] when it is just what was saved.
 
     share: (rank, world size) of who looks: each reads some of the files, all look at the manifest.

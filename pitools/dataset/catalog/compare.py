@@ -54,13 +54,20 @@ def compare(first: Path, second: Path) -> Iterator[Difference]:
 def compare_manifests(one: Manifest, two: Manifest) -> Iterator[Difference]:
     """What differs, as far as it shows without reading any array."""
     yield from _by_name("parent", {"": one.parent} if one.parent else {}, {"": two.parent} if two.parent else {})
-    yield from _by_name("manifest", *({field: _text(getattr(known, field)) for field in _FIELDS if getattr(known, field)
-                                       is not msgspec.UNSET} for known in (one, two)))  # fmt: skip
-    yield from _by_name("array", *({name: f"{each.dtype} {list(each.shape)}" for name, each in known.arrays.items()}
-                                   for known in (one, two)))  # fmt: skip
-    yield from _by_name("task", *(
-        {task: f"{count} episodes" for task, count in (known.tasks or {}).items()} for known in (one, two)
-    ))  # fmt: skip
+    yield from _by_name(
+        "manifest",
+        *(
+            {field: _text(getattr(known, field)) for field in _FIELDS if getattr(known, field) is not msgspec.UNSET}
+            for known in (one, two)
+        ),
+    )
+    yield from _by_name(
+        "array",
+        *({name: f"{each.dtype} {list(each.shape)}" for name, each in known.arrays.items()} for known in (one, two)),
+    )
+    yield from _by_name(
+        "task", *({task: f"{count} episodes" for task, count in (known.tasks or {}).items()} for known in (one, two))
+    )
     yield from _statistics(one.statistics or {}, two.statistics or {})
     yield from _sources(one, two)
     yield from _files(one.files, two.files)
@@ -120,8 +127,14 @@ def _statistics(one: Mapping[str, Statistics], two: Mapping[str, Statistics]) ->
         if a and b and a != b:
             comparable = len(a.mean) == len(b.mean) == len(a.deviation)
             shift = max(map(_shift, a.mean, b.mean, a.deviation), default=0.0) if comparable else None
-            yield Difference(kind="statistics", what=name, change="changed", before=_brief(a), after=_brief(b),
-                             shift=None if shift is None else round(shift, 4))  # fmt: skip
+            yield Difference(
+                kind="statistics",
+                what=name,
+                change="changed",
+                before=_brief(a),
+                after=_brief(b),
+                shift=None if shift is None else round(shift, 4),
+            )
         elif not (a and b):
             yield from _by_name("statistics", *({name: _brief(known)} if known else {} for known in (a, b)))
 
@@ -147,8 +160,9 @@ def _files(one: tuple[FileEntry, ...], two: tuple[FileEntry, ...]) -> Iterator[D
     }
     for change, files in groups.items():
         if files:
-            yield Difference(kind="files", what="", change=change, count=len(files),
-                             bytes=sum(entry.bytes for entry in files))  # fmt: skip
+            yield Difference(
+                kind="files", what="", change=change, count=len(files), bytes=sum(entry.bytes for entry in files)
+            )
 
 
 def _text(value: Any) -> str:

@@ -38,9 +38,13 @@ def episodes(path: Path, number: int | None = None) -> Iterator[Episode]:
             from_ = known.get("source", -1)
             sources = opened.manifest.source
             yield Episode(
-                episode=i, name=str(known.get("name", "")), start=offsets[i], steps=offsets[i + 1] - offsets[i],
+                episode=i,
+                name=str(known.get("name", "")),
+                start=offsets[i],
+                steps=offsets[i + 1] - offsets[i],
                 language=str(known.get("language") or ""),
                 source=str(sources[from_].get("file", "")) if 0 <= from_ < len(sources) else "",
                 quarantined=(held.episodes.get(i) or (held.reasons or ("all of it",) if held.whole else ()))
-                if held else (),
-            )  # fmt: skip
+                if held
+                else (),
+            )

@@ -231,9 +231,15 @@ def _row(path: Path, mtime_ns: int, fields: _Lines, tasks: _Lines) -> Row:
     manifest, data = manifests.load(path)
     version = manifests.version(data)
     return Row(
-        path.name, "" if version == path.name else version, mtime_ns, manifest.episodes, manifest.steps,
-        manifest.total_bytes, len(manifest.files), source_bytes(manifest),
+        path.name,
+        "" if version == path.name else version,
+        mtime_ns,
+        manifest.episodes,
+        manifest.steps,
+        manifest.total_bytes,
+        len(manifest.files),
+        source_bytes(manifest),
         manifest.parent,
         fields(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
         tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
-    )  # fmt: skip
+    )

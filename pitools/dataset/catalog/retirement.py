@@ -24,9 +24,14 @@ def retire(path: Path, *, why: str = "", grace_s: int = 0, present: datetime | N
     except OSError as error:
         raise UsageError("there is no such version", where=str(path), hint=f"see `pit dataset list {root}`") from error
     record = Retired(
-        name=name, version=version, published=published(written_ns),
-        when=timestamps.text(present or version_state.now()), by=version_state.author(), why=why, grace_s=grace_s,
-    )  # fmt: skip
+        name=name,
+        version=version,
+        published=published(written_ns),
+        when=timestamps.text(present or version_state.now()),
+        by=version_state.author(),
+        why=why,
+        grace_s=grace_s,
+    )
     file = version_state.retired_file(root, name, version)
     for written in (False, True):  # a tag may be set meanwhile: one of the two sees the other
         if named := [tag for tag, value in tags.read(root, name).items() if value.version == version]:

@@ -21,8 +21,13 @@ from pitools.store.version_list import published
 
 _CONDITION = re.compile(r"([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*)", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq, "!=": operator.ne,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
 
 
 class Listed(Version, frozen=True, kw_only=True, tag="pit.dataset/1"):
@@ -180,8 +185,17 @@ def _moments(value: str) -> tuple[int, int]:
 def _listed(root: Path, place: _Place, row: Row) -> Listed:
     held = place.home.quarantined.get(row.folder, 0)
     return Listed(
-        name=place.name, version=row.version or row.folder, path=f"{root}/{place.name}/{row.folder}",
-        episodes=row.episodes, steps=row.steps, bytes=row.bytes, files=row.files, source_bytes=row.source_bytes,
-        published=published(row.mtime_ns), tags=tuple(sorted(place.tags.get(row.folder, ()))), state=place.state(row),
-        quarantined_episodes=row.episodes if held < 0 else held, parent=row.parent,
-    )  # fmt: skip
+        name=place.name,
+        version=row.version or row.folder,
+        path=f"{root}/{place.name}/{row.folder}",
+        episodes=row.episodes,
+        steps=row.steps,
+        bytes=row.bytes,
+        files=row.files,
+        source_bytes=row.source_bytes,
+        published=published(row.mtime_ns),
+        tags=tuple(sorted(place.tags.get(row.folder, ()))),
+        state=place.state(row),
+        quarantined_episodes=row.episodes if held < 0 else held,
+        parent=row.parent,
+    )

@@ -128,10 +128,15 @@ def blank(camera: Camera, offsets: NDArray[np.int64], bounds: Bounds) -> Iterato
         mine = wrong[episodes == episode]
         step, mean, deviation = mine[0]
         yield Finding(
-            level="fault", check="blank", array=camera.name, episode=episode, step=int(step - offsets[episode]),
-            what=f"{len(mine)} of the frames looked at show nothing", got=f"mean {mean:.1f}, deviation {deviation:.1f}",
+            level="fault",
+            check="blank",
+            array=camera.name,
+            episode=episode,
+            step=int(step - offsets[episode]),
+            what=f"{len(mine)} of the frames looked at show nothing",
+            got=f"mean {mean:.1f}, deviation {deviation:.1f}",
             expected=f"a mean of {bounds.blank_mean:g} or more, or a deviation of {bounds.blank_deviation:g} or more",
-        )  # fmt: skip
+        )
 
 
 def _light(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:

@@ -38,8 +38,15 @@ MAX_READERS = 4
 Gathered = dict[str, Vectors | Bulk]
 
 
-def version(path: Path, *, bounds: Bounds | None = None, against: Path | None = None, deep: bool = False,
-            readers: int = 0, quiet: bool = False) -> Iterator[Finding | Summary]:  # fmt: skip
+def version(
+    path: Path,
+    *,
+    bounds: Bounds | None = None,
+    against: Path | None = None,
+    deep: bool = False,
+    readers: int = 0,
+    quiet: bool = False,
+) -> Iterator[Finding | Summary]:
     """What is wrong with the version in folder `path`, and at last a Summary of what was read.
 
     bounds: what is still all right. against: another version's folder to compare values with; the parent, where that
@@ -56,15 +63,33 @@ def version(path: Path, *, bounds: Bounds | None = None, against: Path | None = 
         count[finding.level] += 1
         yield finding
     yield Summary(
-        name=manifest.name, version=manifests.version(data), path=str(path), episodes=manifest.episodes,
-        steps=manifest.steps, files=tally.files, read_bytes=tally.read_bytes, frames=tally.frames,
-        damage=count["damage"], faults=count["fault"], warnings=count["warning"], deep=deep,
+        name=manifest.name,
+        version=manifests.version(data),
+        path=str(path),
+        episodes=manifest.episodes,
+        steps=manifest.steps,
+        files=tally.files,
+        read_bytes=tally.read_bytes,
+        frames=tally.frames,
+        damage=count["damage"],
+        faults=count["fault"],
+        warnings=count["warning"],
+        deep=deep,
         wall_s=round(time.monotonic() - started, 3),
-    )  # fmt: skip
+    )
 
 
-def _findings(path: Path, manifest: Manifest, data: bytes, bounds: Bounds, against: Path | None, tally: Tally,
-              deep: bool, readers: int, quiet: bool) -> Iterator[Finding]:  # fmt: skip
+def _findings(
+    path: Path,
+    manifest: Manifest,
+    data: bytes,
+    bounds: Bounds,
+    against: Path | None,
+    tally: Tally,
+    deep: bool,
+    readers: int,
+    quiet: bool,
+) -> Iterator[Finding]:
     inventory = file_inventory.take(path, manifest, data)
     yield from inventory.findings
     yield from episodes.unequal(manifest)
@@ -94,8 +119,9 @@ def _there(inventory: file_inventory.Inventory, name: str) -> bool:
     return name in inventory.arrays and any(shard.array.name == name for shard in inventory.shards)
 
 
-def _gatherers(manifest: Manifest, inventory: file_inventory.Inventory, where: NDArray[np.int64], bounds: Bounds, *,
-               deep: bool) -> Gathered:  # fmt: skip
+def _gatherers(
+    manifest: Manifest, inventory: file_inventory.Inventory, where: NDArray[np.int64], bounds: Bounds, *, deep: bool
+) -> Gathered:
     """Who looks at the values of each array along steps, by what the array is."""
     gathered: Gathered = {}
     # Of these a shape is only a claim, and memory is not to be taken for it.
@@ -164,8 +190,9 @@ def _episodes(store: Arrays, manifest: Manifest, lengths: NDArray[np.int64], bou
     yield from episodes.splits(store, manifest.episodes)
 
 
-def _values(store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds: Bounds, *,
-            whole: bool) -> Iterator[Finding]:  # fmt: skip
+def _values(
+    store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds: Bounds, *, whole: bool
+) -> Iterator[Finding]:
     """whole: nothing is damaged."""
     lengths, told = np.diff(where), store.manifest.statistics or {}
     whole = whole and not store.manifest.subset
@@ -191,8 +218,9 @@ def _episode_rows(store: Arrays, name: str, where: NDArray[np.int64], episode: i
     return store.read(name, int(where[episode]), int(where[episode + 1]))
 
 
-def _frames(store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds: Bounds, *,
-            whole: bool) -> Iterator[Finding]:  # fmt: skip
+def _frames(
+    store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds: Bounds, *, whole: bool
+) -> Iterator[Finding]:
     action = next((known for name, known in gathered.items() if values.is_action(name)), None)
     for camera in gathered.values():
         if isinstance(camera, Camera):
@@ -201,8 +229,9 @@ def _frames(store: Arrays, gathered: Gathered, where: NDArray[np.int64], bounds:
                 yield from episodes.frozen(camera, action.name, action.deviation, store, where, bounds)
 
 
-def _drift(manifest: Manifest, other: Path | None, where: NDArray[np.int64] | None,
-           bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
+def _drift(
+    manifest: Manifest, other: Path | None, where: NDArray[np.int64] | None, bounds: Bounds
+) -> Iterator[Finding]:
     if other is None:
         return
     parent = manifests.load(other)[0]
@@ -231,5 +260,13 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
         if got == manifest.parent:
             return other, []
     what = f"values are not compared with the parent: {problem}"
-    return None, [Finding(level="warning", check="parent", file=f"{other}/{manifests.FILE_NAME}", what=what, got=got,
-                          expected=manifest.parent)]  # fmt: skip
+    return None, [
+        Finding(
+            level="warning",
+            check="parent",
+            file=f"{other}/{manifests.FILE_NAME}",
+            what=what,
+            got=got,
+            expected=manifest.parent,
+        )
+    ]

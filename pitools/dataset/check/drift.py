@@ -84,8 +84,14 @@ def compared(new: Manifest, parent: Manifest) -> Part:
         new.parent == version and new.episodes > parent.episodes and new.source[: len(parent.source)] == parent.source
     )
     if not appended:
-        return Part(episodes=new.episodes, known=parent.episodes, steps=new.steps, statistics=statistics, tasks=tasks,
-                    appended=False)  # fmt: skip
+        return Part(
+            episodes=new.episodes,
+            known=parent.episodes,
+            steps=new.steps,
+            statistics=statistics,
+            tasks=tasks,
+            appended=False,
+        )
     told, before = parent.statistics or {}, parent.tasks or {}
     return Part(
         episodes=new.episodes - parent.episodes,
@@ -116,8 +122,13 @@ def _added(whole: Statistics, before: Statistics) -> Statistics:
     noise = _NOISE * (deviation**2 + mean**2) * whole.rows / rows
     square[square < noise] = 0
     square[(square < noise) & (noise > 1e-4 * deviation_0**2) & (deviation_0 > 0)] = np.nan
-    return msgspec.structs.replace(whole, rows=rows, bad=max(0, whole.bad - before.bad), mean=tuple(added.tolist()),
-                                   deviation=tuple(np.sqrt(square).tolist()))  # fmt: skip
+    return msgspec.structs.replace(
+        whole,
+        rows=rows,
+        bad=max(0, whole.bad - before.bad),
+        mean=tuple(added.tolist()),
+        deviation=tuple(np.sqrt(square).tolist()),
+    )
 
 
 def _row(schema: ArraySchema) -> tuple[tuple[int, ...], str]:
@@ -143,9 +154,14 @@ def _lengths(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
     mean, before = part.steps / part.episodes, parent.steps / parent.episodes
     limit = 1 + (bounds.length_ratio - 1) * part.leeway()
     if not before / limit <= mean <= before * limit:
-        yield _drift("length", "", f"{_whose(part)} episodes have another length", f"{mean:.1f} steps on average",
-                     f"{before:.1f} in the parent, or {limit:.3g} times it",
-                     "fault" if part.known >= _MANY else "warning")  # fmt: skip
+        yield _drift(
+            "length",
+            "",
+            f"{_whose(part)} episodes have another length",
+            f"{mean:.1f} steps on average",
+            f"{before:.1f} in the parent, or {limit:.3g} times it",
+            "fault" if part.known >= _MANY else "warning",
+        )
 
 
 def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
@@ -160,16 +176,26 @@ def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
     shift = sum(map(abs, moved.values())) / 2
     if shift > bounds.task_shift * part.leeway():
         most = max(moved, key=lambda task: (abs(moved[task]), task))
-        yield _drift("task", "", f"{_whose(part)} episodes have other tasks", f"{shift:.0%} would have to change, most "
-                     f"of them {most!r} ({moved[most]:+.0%})", f"at most {bounds.task_shift * part.leeway():.0%}",
-                     level="warning")  # fmt: skip
+        yield _drift(
+            "task",
+            "",
+            f"{_whose(part)} episodes have other tasks",
+            f"{shift:.0%} would have to change, most of them {most!r} ({moved[most]:+.0%})",
+            f"at most {bounds.task_shift * part.leeway():.0%}",
+            level="warning",
+        )
 
 
 def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds: Bounds) -> Iterator[Finding]:
     now = part.statistics[name]
     if now.bad / max(now.rows, 1) > 2 * part.leeway() * told.bad / max(told.rows, 1):
-        yield _drift("nan", name, "more of its numbers are none", f"{now.bad} in {now.rows} rows",
-                     f"{told.bad} in {told.rows} rows")  # fmt: skip
+        yield _drift(
+            "nan",
+            name,
+            "more of its numbers are none",
+            f"{now.bad} in {now.rows} rows",
+            f"{told.bad} in {told.rows} rows",
+        )
     mean, mean_0, deviation, deviation_0, low, low_0, high, high_0 = (
         np.asarray(values) for pair in zip(_numbers(now), _numbers(told), strict=True) for values in pair
     )
@@ -185,23 +211,51 @@ def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds
     if is_camera(name, schema.shape[1:], schema.dtype):
         shift = float(mean.mean() - mean_0.mean())
         if abs(shift) > bounds.brightness * part.leeway(_FEW_GREY):
-            yield _drift("brightness", name, f"{_whose(part)} frames are {'brighter' if shift > 0 else 'darker'}",
-                         f"grey level {mean.mean():.0f}", f"{mean_0.mean():.0f} in the parent")  # fmt: skip
+            yield _drift(
+                "brightness",
+                name,
+                f"{_whose(part)} frames are {'brighter' if shift > 0 else 'darker'}",
+                f"grey level {mean.mean():.0f}",
+                f"{mean_0.mean():.0f} in the parent",
+            )
         return
     limit = bounds.mean_shift * part.leeway(_FEW_MEAN)
     # Another scene or task has other poses, and that is why it is added; commands are of one kind wherever they act.
     level: Level = "fault" if is_action(name) and part.known >= _MANY else "warning"
-    yield from _worst("mean", name, away / np.where(moved, deviation_0, 1), moved, limit,
-                      f"the mean of {_whose(part)} steps is elsewhere", mean, mean_0, level)  # fmt: skip
+    yield from _worst(
+        "mean",
+        name,
+        away / np.where(moved, deviation_0, 1),
+        moved,
+        limit,
+        f"the mean of {_whose(part)} steps is elsewhere",
+        mean,
+        mean_0,
+        level,
+    )
     yield from _spread(name, part, ratio, moved & (deviation > 0), deviation, deviation_0, bounds)
     limit = bounds.range_growth * part.leeway(_FEW_RANGE)
-    yield from _worst("range", name, growth, moved, limit, "values are far beyond the parent's range",
-                      np.where(low_0 - low > high - high_0, low, high),
-                      np.where(low_0 - low > high - high_0, low_0, high_0), level)  # fmt: skip
+    yield from _worst(
+        "range",
+        name,
+        growth,
+        moved,
+        limit,
+        "values are far beyond the parent's range",
+        np.where(low_0 - low > high - high_0, low, high),
+        np.where(low_0 - low > high - high_0, low_0, high_0),
+        level,
+    )
 
 
-def _constants(name: str, part: Part, moves: NDArray[np.bool_], moved: NDArray[np.bool_], now: tuple[Floats, Floats],
-               before: tuple[Floats, Floats, Floats, Floats]) -> Iterator[Finding]:  # fmt: skip
+def _constants(
+    name: str,
+    part: Part,
+    moves: NDArray[np.bool_],
+    moved: NDArray[np.bool_],
+    now: tuple[Floats, Floats],
+    before: tuple[Floats, Floats, Floats, Floats],
+) -> Iterator[Finding]:
     """Columns that no longer change, and columns that never did. now: mean, deviation; before: and the range."""
     (mean, deviation), (mean_0, deviation_0, low_0, high_0) = now, before
     dead = moved & ~moves
@@ -213,15 +267,34 @@ def _constants(name: str, part: Part, moves: NDArray[np.bool_], moved: NDArray[n
         if is_action(name):
             usual &= (deviation_0 / size) ** 2 >= _TWO_VALUED * elsewhere * (1 - elsewhere)
         level: Level = "fault" if (dead & ~usual).any() else "warning"
-        yield _drift("constant", name, f"{_columns(dead)} no longer changes", "a deviation of 0",
-                     f"about {deviation_0[dead][0]:.4g}", level)  # fmt: skip
+        yield _drift(
+            "constant",
+            name,
+            f"{_columns(dead)} no longer changes",
+            "a deviation of 0",
+            f"about {deviation_0[dead][0]:.4g}",
+            level,
+        )
     if (~moved & moves).any():
-        yield _drift("constant", name, f"{_columns(~moved & moves)} changes, and never did in the parent",
-                     f"a deviation of {deviation[~moved & moves][0]:.4g}", "0", level="warning")  # fmt: skip
+        yield _drift(
+            "constant",
+            name,
+            f"{_columns(~moved & moves)} changes, and never did in the parent",
+            f"a deviation of {deviation[~moved & moves][0]:.4g}",
+            "0",
+            level="warning",
+        )
 
 
-def _spread(name: str, part: Part, ratio: Floats, both: NDArray[np.bool_], deviation: Floats, deviation_0: Floats,
-            bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
+def _spread(
+    name: str,
+    part: Part,
+    ratio: Floats,
+    both: NDArray[np.bool_],
+    deviation: Floats,
+    deviation_0: Floats,
+    bounds: Bounds,
+) -> Iterator[Finding]:
     """Columns that spread wider or narrower; both: those that move, now as before.
 
     A joint may well hardly move in an episode or two, added or in the parent.
@@ -240,8 +313,17 @@ def _spread(name: str, part: Part, ratio: Floats, both: NDArray[np.bool_], devia
         yield from _worst("deviation", name, narrow, both, _UNIT_NARROW, what, deviation, deviation_0)
 
 
-def _worst(check: str, name: str, measure: Floats, where: NDArray[np.bool_], limit: float, what: str, now: Floats,
-           before: Floats, level: Level = "fault") -> Iterator[Finding]:  # fmt: skip
+def _worst(
+    check: str,
+    name: str,
+    measure: Floats,
+    where: NDArray[np.bool_],
+    limit: float,
+    what: str,
+    now: Floats,
+    before: Floats,
+    level: Level = "fault",
+) -> Iterator[Finding]:
     over = where & (measure > limit)
     if over.any():
         column = int(np.where(over, measure, -1).argmax())

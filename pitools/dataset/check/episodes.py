@@ -69,8 +69,17 @@ def lines(store: Arrays, lengths: NDArray[np.int64]) -> tuple[list[dict[str, Any
     found = []
     for episode, (line, steps) in enumerate(zip(told, lengths.tolist(), strict=True)):
         if line.get("steps", steps) != steps:
-            found.append(Finding(level="damage", check="episodes", array=LINES, episode=episode, got=str(line["steps"]),
-                                 what="it is said to have another length", expected=f"{steps} steps"))  # fmt: skip
+            found.append(
+                Finding(
+                    level="damage",
+                    check="episodes",
+                    array=LINES,
+                    episode=episode,
+                    got=str(line["steps"]),
+                    what="it is said to have another length",
+                    expected=f"{steps} steps",
+                )
+            )
     return told, found
 
 
@@ -85,9 +94,14 @@ def length(lengths: NDArray[np.int64], bounds: Bounds) -> Iterator[Finding]:
     for episode in np.flatnonzero((lengths < bounds.min_steps) | (lengths < low) | (lengths > high)).tolist():
         steps = int(lengths[episode])
         short = steps < bounds.min_steps
-        yield Finding(level="fault" if short else "warning", check="length", episode=episode, got=f"{steps} steps",
-                      what="too short" if short else "its length is unlike the rest",
-                      expected=f"{max(low, bounds.min_steps):.0f} to {high:.0f}")  # fmt: skip
+        yield Finding(
+            level="fault" if short else "warning",
+            check="length",
+            episode=episode,
+            got=f"{steps} steps",
+            what="too short" if short else "its length is unlike the rest",
+            expected=f"{max(low, bounds.min_steps):.0f} to {high:.0f}",
+        )
 
 
 def length_shift(lengths: NDArray[np.int64], before: NDArray[np.int64], bounds: Bounds) -> Iterator[Finding]:
@@ -100,18 +114,27 @@ def length_shift(lengths: NDArray[np.int64], before: NDArray[np.int64], bounds: 
     # Two samples of one distribution are apart by about 1.63 of this, once in a hundred times.
     limit = bounds.length_shift + 1.63 * float(np.sqrt(1 / len(lengths) + 1 / len(before)))
     if distance > limit:
-        yield Finding(level="warning", check="length-drift", what="lengths of episodes are distributed otherwise",
-                      got=f"median {np.median(lengths):g} steps, a distance of {distance:.2f}",
-                      expected=f"about {np.median(before):g} steps, a distance up to {limit:.2f}")  # fmt: skip
+        yield Finding(
+            level="warning",
+            check="length-drift",
+            what="lengths of episodes are distributed otherwise",
+            got=f"median {np.median(lengths):g} steps, a distance of {distance:.2f}",
+            expected=f"about {np.median(before):g} steps, a distance up to {limit:.2f}",
+        )
 
 
 def language(told: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Episodes without an instruction, where others have one."""
     silent = [episode for episode, line in enumerate(told) if not str(line.get("language") or "").strip()]
     if silent and len(silent) < len(told):
-        yield Finding(level="warning", check="language", episode=silent[0] if len(silent) == 1 else None,
-                      what=f"no instruction: {_numbers(silent)}", got=f"{len(silent)} of {len(told)}",
-                      expected="all or none")  # fmt: skip
+        yield Finding(
+            level="warning",
+            check="language",
+            episode=silent[0] if len(silent) == 1 else None,
+            what=f"no instruction: {_numbers(silent)}",
+            got=f"{len(silent)} of {len(told)}",
+            expected="all or none",
+        )
 
 
 def splits(store: Arrays, episodes: int) -> Iterator[Finding]:
@@ -151,34 +174,65 @@ def clock(array: Vectors, where: Offsets, bounds: Bounds) -> Iterator[Finding]:
             yield from _episode_clock(array.name, episode, mine, period, bounds)
 
 
-def _episode_clock(name: str, episode: int, steps: NDArray[np.float64], period: float,
-                   bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
+def _episode_clock(
+    name: str, episode: int, steps: NDArray[np.float64], period: float, bounds: Bounds
+) -> Iterator[Finding]:
     if len(back := np.flatnonzero(steps <= 0)):
         first = int(back[0])
-        yield Finding(level="fault", check="time", array=name, episode=episode, step=first + 1, expected="more than 0",
-                      what=f"time does not go on, {len(back)} times", got=f"{steps[first]:g}")  # fmt: skip
+        yield Finding(
+            level="fault",
+            check="time",
+            array=name,
+            episode=episode,
+            step=first + 1,
+            expected="more than 0",
+            what=f"time does not go on, {len(back)} times",
+            got=f"{steps[first]:g}",
+        )
         return
     own = float(np.median(steps))
     if not period / bounds.period_factor <= own <= period * bounds.period_factor:
         low, high = period / bounds.period_factor, period * bounds.period_factor
-        yield Finding(level="fault", check="time", array=name, episode=episode, got=f"a period of {own:g}",
-                      what="it has another rate than the rest", expected=f"{low:g} to {high:g}")  # fmt: skip
+        yield Finding(
+            level="fault",
+            check="time",
+            array=name,
+            episode=episode,
+            got=f"a period of {own:g}",
+            what="it has another rate than the rest",
+            expected=f"{low:g} to {high:g}",
+        )
     if len(gaps := np.flatnonzero(steps > bounds.time_gap * own)):
         first, more = int(gaps[0]), f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        yield Finding(level="fault", check="time", array=name, episode=episode, step=first + 1, got=f"{steps[first]:g}",
-                      what=f"a gap in time{more}", expected=f"about {own:g}")  # fmt: skip
+        yield Finding(
+            level="fault",
+            check="time",
+            array=name,
+            episode=episode,
+            step=first + 1,
+            got=f"{steps[first]:g}",
+            what=f"a gap in time{more}",
+            expected=f"about {own:g}",
+        )
 
 
-def frozen(camera: Camera, action: str, deviation: NDArray[np.float64], store: Arrays, where: Offsets,
-           bounds: Bounds) -> Iterator[Finding]:  # fmt: skip
+def frozen(
+    camera: Camera, action: str, deviation: NDArray[np.float64], store: Arrays, where: Offsets, bounds: Bounds
+) -> Iterator[Finding]:
     """Frames that last while the action moves. deviation: of the action, by column."""
     for episode, start, stop in camera.frozen(max(2, bounds.frozen_steps)):
         rows = store.read(action, start, stop).reshape(stop - start, -1).astype(np.float64)
         if (np.ptp(rows, axis=0) > bounds.frozen_motion * deviation).any():
-            yield Finding(level="fault", check="frozen", array=camera.name, episode=episode,
-                          step=start - int(where[episode]), what=f"one frame lasts {stop - start} steps, while the "
-                          "action moves", got=f"{stop - start} steps",
-                          expected=f"fewer than {bounds.frozen_steps}")  # fmt: skip
+            yield Finding(
+                level="fault",
+                check="frozen",
+                array=camera.name,
+                episode=episode,
+                step=start - int(where[episode]),
+                what=f"one frame lasts {stop - start} steps, while the action moves",
+                got=f"{stop - start} steps",
+                expected=f"fewer than {bounds.frozen_steps}",
+            )
 
 
 def _split(name: str, what: str, got: str, expected: str, level: Any = "fault") -> Finding:

@@ -67,8 +67,14 @@ def take(path: Path, manifest: Manifest, data: bytes) -> Inventory:
 def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
     name, known = path.resolve().name, manifests.version(data)
     if is_version(name) and name != known:
-        yield Finding(level="damage", check="manifest", file=manifests.FILE_NAME, got=known, expected=name,
-                      what="the manifest is not the one that the folder is named after")  # fmt: skip
+        yield Finding(
+            level="damage",
+            check="manifest",
+            file=manifests.FILE_NAME,
+            got=known,
+            expected=name,
+            what="the manifest is not the one that the folder is named after",
+        )
 
 
 def _stat(path: Path, entry: FileEntry) -> Finding | None:
@@ -79,8 +85,13 @@ def _stat(path: Path, entry: FileEntry) -> Finding | None:
     if not stat.S_ISREG(found.st_mode):
         return _damage(entry.path, "not a regular file", check="file")
     if found.st_size != entry.bytes:
-        return _damage(entry.path, "the file has another size", got=f"{found.st_size} bytes", check="file",
-                       expected=f"{entry.bytes} bytes")  # fmt: skip
+        return _damage(
+            entry.path,
+            "the file has another size",
+            got=f"{found.st_size} bytes",
+            check="file",
+            expected=f"{entry.bytes} bytes",
+        )
     return None
 
 
@@ -119,8 +130,16 @@ def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Arra
             found.append(Finding(level="damage", check="schema", array=name, what="it has no metadata to be believed"))
         elif (known.shape, known.dtype) != (schema.shape, schema.dtype):
             got, expected = _form(known.dtype, known.shape), _form(schema.dtype, schema.shape)
-            found.append(Finding(level="damage", check="schema", array=name, what="it is not of the manifest's form",
-                                 got=got, expected=expected))  # fmt: skip
+            found.append(
+                Finding(
+                    level="damage",
+                    check="schema",
+                    array=name,
+                    what="it is not of the manifest's form",
+                    got=got,
+                    expected=expected,
+                )
+            )
         else:
             believed[name] = known
     return believed, found

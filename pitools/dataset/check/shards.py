@@ -149,5 +149,12 @@ def _absent(shard: Shard, known: Layout, descriptor: int) -> int:
 
 def damage(shard: Shard, what: str, got: str, expected: str = "", check: str = "shard") -> Finding:
     """A finding about the bytes of a shard."""
-    return Finding(level="damage", check=check, array=shard.array.name, file=shard.entry.path, what=what, got=got,
-                   expected=expected)  # fmt: skip
+    return Finding(
+        level="damage",
+        check=check,
+        array=shard.array.name,
+        file=shard.entry.path,
+        what=what,
+        got=got,
+        expected=expected,
+    )

@@ -14,10 +14,31 @@ from pitools.dataset.check.finding import Finding
 
 # Checks that a file of bounds can make stricter, milder or silent. Damage is always damage.
 CHECKS = (
-    "extra", "absent", "nan", "constant", "still", "outlier", "time", "blank", "frozen", "length", "duplicate",
-    "language", "split", "statistics", "parent", "schema-drift", "mean-drift", "deviation-drift", "range-drift",
-    "constant-drift", "nan-drift", "brightness-drift", "task-drift", "length-drift",
-)  # fmt: skip
+    "extra",
+    "absent",
+    "nan",
+    "constant",
+    "still",
+    "outlier",
+    "time",
+    "blank",
+    "frozen",
+    "length",
+    "duplicate",
+    "language",
+    "split",
+    "statistics",
+    "parent",
+    "schema-drift",
+    "mean-drift",
+    "deviation-drift",
+    "range-drift",
+    "constant-drift",
+    "nan-drift",
+    "brightness-drift",
+    "task-drift",
+    "length-drift",
+)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

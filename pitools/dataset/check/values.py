@@ -38,9 +38,16 @@ def bad(array: Vectors | Bulk, offsets: NDArray[np.int64]) -> Iterator[Finding]:
     for episode in np.flatnonzero(array.bad.count).tolist():
         count, first = int(array.bad.count[episode]), int(array.bad.first[episode])
         looked = " of those looked at" if isinstance(array, Bulk) else ""
-        yield Finding(level="fault", check="nan", array=array.name, episode=episode, got=f"{count} steps",
-                      what=f"{count} steps{looked} have a NaN or an infinity", step=first - int(offsets[episode]),
-                      expected="0 steps")  # fmt: skip
+        yield Finding(
+            level="fault",
+            check="nan",
+            array=array.name,
+            episode=episode,
+            got=f"{count} steps",
+            what=f"{count} steps{looked} have a NaN or an infinity",
+            step=first - int(offsets[episode]),
+            expected="0 steps",
+        )
 
 
 def constant(array: Vectors) -> Iterator[Finding]:
@@ -53,9 +60,14 @@ def constant(array: Vectors) -> Iterator[Finding]:
     if len(columns):
         values = ", ".join(f"{value:g}" for value in low[columns[:_NAMED_AT_MOST]])
         dead = is_action(array.name) and len(columns) == array.columns
-        yield Finding(level="fault" if dead else "warning", check="constant", array=array.name,
-                      what=f"{_columns(columns, array)} the same in every step", got=values,
-                      expected="values that differ")  # fmt: skip
+        yield Finding(
+            level="fault" if dead else "warning",
+            check="constant",
+            array=array.name,
+            what=f"{_columns(columns, array)} the same in every step",
+            got=values,
+            expected="values that differ",
+        )
 
 
 def still(array: Vectors, lengths: NDArray[np.int64]) -> Iterator[Finding]:
@@ -68,8 +80,14 @@ def still(array: Vectors, lengths: NDArray[np.int64]) -> Iterator[Finding]:
     if not seen.any() or quiet.sum() * 2 > seen.sum():
         return
     for episode in np.flatnonzero(quiet).tolist():
-        yield Finding(level="warning", check="still", array=array.name, episode=episode, expected="values that differ",
-                      what="no value changes from the first step to the last")  # fmt: skip
+        yield Finding(
+            level="warning",
+            check="still",
+            array=array.name,
+            episode=episode,
+            expected="values that differ",
+            what="no value changes from the first step to the last",
+        )
 
 
 def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]) -> Iterator[Finding]:
@@ -86,11 +104,15 @@ def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]
         far = high if high - middle[column] >= middle[column] - low else low
         rows = read(episode)
         yield Finding(
-            level="fault" if is_action(array.name) else "warning", check="outlier", array=array.name, episode=episode,
+            level="fault" if is_action(array.name) else "warning",
+            check="outlier",
+            array=array.name,
+            episode=episode,
             step=int((rows.reshape(len(rows), -1)[:, column] == far).argmax()),
-            what=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median", got=f"{far:g}",
+            what=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median",
+            got=f"{far:g}",
             expected=f"within {bounds.outlier_sigmas:g} sigmas ({sigma[column]:.3g}) of {middle[column]:.3g}",
-        )  # fmt: skip
+        )
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # next to the largest numbers there are
@@ -157,15 +179,26 @@ def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
         ("deviation", deviation, told.deviation, scale),
     ):
         if len(expected) != len(got):
-            yield Finding(level="fault", check="statistics", array=array.name, got=f"{len(expected)}",
-                          what="the manifest's statistics are of another width", expected=f"{len(got)}")  # fmt: skip
+            yield Finding(
+                level="fault",
+                check="statistics",
+                array=array.name,
+                got=f"{len(expected)}",
+                what="the manifest's statistics are of another width",
+                expected=f"{len(got)}",
+            )
             return
         wrong = np.flatnonzero(~(np.abs(got - np.asarray(expected)) <= near))
         if len(wrong):
             column = int(wrong[0])
-            yield Finding(level="fault", check="statistics", array=array.name,
-                          what=f"the manifest's {what} is not that of the values, in {_columns(wrong, array, verb='')}",
-                          got=f"{expected[column]:.9g}", expected=f"{got[column]:.9g}")  # fmt: skip
+            yield Finding(
+                level="fault",
+                check="statistics",
+                array=array.name,
+                what=f"the manifest's {what} is not that of the values, in {_columns(wrong, array, verb='')}",
+                got=f"{expected[column]:.9g}",
+                expected=f"{got[column]:.9g}",
+            )
 
 
 def _columns(columns: NDArray[np.intp], array: Vectors, *, verb: str = "is") -> str:

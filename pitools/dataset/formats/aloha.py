@@ -48,8 +48,17 @@ def _episode(place: Hdf5, file: h5py.File, steps: int, skip: Sequence[str]) -> E
         columns.append((name, hdf5.column_or_pictures(dataset, steps, place, camera=camera)))
         about[name] = of_array(hdf5.attributes(dataset))
     kept = hdf5.attributes(file)
-    return describe(place.path.stem, place.path, steps, columns, "action", str(place.path), language=language(kept),
-                    attributes=kept, array_attributes=about)  # fmt: skip
+    return describe(
+        place.path.stem,
+        place.path,
+        steps,
+        columns,
+        "action",
+        str(place.path),
+        language=language(kept),
+        attributes=kept,
+        array_attributes=about,
+    )
 
 
 def _name(key: str) -> tuple[str, bool]:

@@ -57,18 +57,23 @@ def _as_json(recording: Recording) -> Recording:
         except DataError as error:
             refused.append(refusal(episode.name, episode.path, error))
             continue
-        kept.append(msgspec.structs.replace(
-            episode,
-            language=_value(episode.language, "language", changed),
-            attributes=_value(episode.attributes, "", changed),
-            array_attributes=shared[id(about)],
-        ))  # fmt: skip
+        kept.append(
+            msgspec.structs.replace(
+                episode,
+                language=_value(episode.language, "language", changed),
+                attributes=_value(episode.attributes, "", changed),
+                array_attributes=shared[id(about)],
+            )
+        )
     attributes = _value(recording.attributes, "", changed)
     notes = (f"attribute {key}: {why}" for key, why in changed.items())
     return msgspec.structs.replace(
-        recording, episodes=tuple(kept), refused=(*recording.refused, *refused), attributes=attributes,
+        recording,
+        episodes=tuple(kept),
+        refused=(*recording.refused, *refused),
+        attributes=attributes,
         notes=(*recording.notes, *notes),
-    )  # fmt: skip
+    )
 
 
 def _check_text(name: str, where: str) -> None:
@@ -81,8 +86,10 @@ def _check_text(name: str, where: str) -> None:
 def _value(value: Any, key: str, changed: dict[str, str]) -> Any:
     """A value as JSON can hold it; `changed` says of each key what had to be made otherwise."""
     if isinstance(value, dict):
-        return {_text(name, name, changed): _value(item, f"{key}/{name}".lstrip("/"), changed)
-                for name, item in value.items()}  # fmt: skip
+        return {
+            _text(name, name, changed): _value(item, f"{key}/{name}".lstrip("/"), changed)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_value(item, key, changed) for item in value]
     if isinstance(value, str):
@@ -110,8 +117,9 @@ def _shown(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def common(recordings: Sequence[Recording], parent: Mapping[str, Attributes] | None) -> tuple[
-        dict[str, Attributes], list[tuple[Path, str]]]:  # fmt: skip
+def common(
+    recordings: Sequence[Recording], parent: Mapping[str, Attributes] | None
+) -> tuple[dict[str, Attributes], list[tuple[Path, str]]]:
     """The attributes that an array has in all episodes, by array, and notes of those that are not the same in all.
 
     parent: those of the version that is appended to.
@@ -127,10 +135,15 @@ def common(recordings: Sequence[Recording], parent: Mapping[str, Attributes] | N
                 if found is last.get(name):
                     continue
                 last[name] = found
-                for key in [key for key in mine.keys() | found.keys() if key not in mine or key not in found
-                            or mine[key] != found[key]]:  # fmt: skip
+                for key in [
+                    key
+                    for key in mine.keys() | found.keys()
+                    if key not in mine or key not in found or mine[key] != found[key]
+                ]:
                     mine.pop(key, None)
                     noted.setdefault((name, key), recording.path)
-    notes = [(path, f"{name}: its attribute {key} is not the same in all episodes, and not kept")
-             for (name, key), path in sorted(noted.items())]  # fmt: skip
+    notes = [
+        (path, f"{name}: its attribute {key} is not the same in all episodes, and not kept")
+        for (name, key), path in sorted(noted.items())
+    ]
     return known, notes

@@ -17,18 +17,27 @@ END_OF_JPEG = b"\xff\xd9"
 READ = ("JPEG", "PNG")
 # What picture files have at which byte.
 _SIGNATURES = (
-    ("JPEG", 0, b"\xff\xd8\xff"), ("PNG", 0, b"\x89PNG\r\n\x1a\n"), ("JPEG XL", 0, b"\0\0\0\x0cJXL \r\n\x87\n"),
-    ("JPEG 2000", 0, b"\0\0\0\x0cjP  \r\n\x87\n"), ("WebP", 8, b"WEBP"), ("AVIF or HEIF", 4, b"ftyp"),
-    ("GIF", 0, b"GIF8"), ("TIFF", 0, b"II*\0"), ("TIFF", 0, b"MM\0*"),
-)  # fmt: skip
+    ("JPEG", 0, b"\xff\xd8\xff"),
+    ("PNG", 0, b"\x89PNG\r\n\x1a\n"),
+    ("JPEG XL", 0, b"\0\0\0\x0cJXL \r\n\x87\n"),
+    ("JPEG 2000", 0, b"\0\0\0\x0cjP  \r\n\x87\n"),
+    ("WebP", 8, b"WEBP"),
+    ("AVIF or HEIF", 4, b"ftyp"),
+    ("GIF", 0, b"GIF8"),
+    ("TIFF", 0, b"II*\0"),
+    ("TIFF", 0, b"MM\0*"),
+)
 # A JPEG XL without a container has no more than two bytes to know it by.
 _BARE_JPEG_XL = b"\xff\x0a"
 # No frame is a file of fewer bytes: a shorter row is measurements, or a colour, whatever it begins with.
 _SHORTEST = 64
 # Whatever colours a JPEG is stored in, it is RGB to who looks at it. A PNG is what it says.
 _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
-    "RGB": ((3,), "uint8"), "RGBA": ((4,), "uint8"), "L": ((), "uint8"), "I;16": ((), "uint16"),
-}  # fmt: skip
+    "RGB": ((3,), "uint8"),
+    "RGBA": ((4,), "uint8"),
+    "L": ((), "uint8"),
+    "I;16": ((), "uint16"),
+}
 
 
 def kind(data: bytes) -> str:

@@ -173,8 +173,11 @@ def _check_filters(dataset: h5py.Dataset, where: str) -> None:
     """Raises DataError for data that were compressed by what HDF5 does not have here."""
     known = dataset.id.get_create_plist()
     filters = [known.get_filter(number) for number in range(known.get_nfilters())]
-    missing = [f"{name.decode(errors='replace') or 'unnamed'} ({code})" for code, _, _, name in filters
-               if not h5py.h5z.filter_avail(code)]  # fmt: skip
+    missing = [
+        f"{name.decode(errors='replace') or 'unnamed'} ({code})"
+        for code, _, _, name in filters
+        if not h5py.h5z.filter_avail(code)
+    ]
     if not missing or not dataset.size:
         return
     try:

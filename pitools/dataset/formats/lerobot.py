@@ -142,13 +142,22 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     }
     if without := sum(not row.tasks for row in rows):
         files.notes.append(f"no task is named of {without} of {len(rows)} episodes: they have no instruction")
-    used = {place.path for episode in episodes for column in episode.columns.values()
-            if isinstance(place := column.place, Parquet | Video)}  # fmt: skip
+    used = {
+        place.path
+        for episode in episodes
+        for column in episode.columns.values()
+        if isinstance(place := column.place, Parquet | Video)
+    }
     return Recording(
-        path=path, layout="lerobot", episodes=tuple(episodes), splits=splits,
+        path=path,
+        layout="lerobot",
+        episodes=tuple(episodes),
+        splits=splits,
         attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": [tasks[i] for i in sorted(tasks)]},
-        refused=tuple(refused), notes=tuple(files.notes), files=(*lerobot_meta.files(path), *sorted(used)),
-    )  # fmt: skip
+        refused=tuple(refused),
+        notes=tuple(files.notes),
+        files=(*lerobot_meta.files(path), *sorted(used)),
+    )
 
 
 def _with_tasks(info: Info, rows: Sequence[Row], tasks: Mapping[int, str]) -> tuple[Row, ...]:
@@ -217,11 +226,21 @@ def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, 
         else:
             first = row.start - files.first[data]
             place = Parquet(path=data, key=feature.key, first=first, pictures=feature.dtype == "image")
-        columns.append((name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy,
-                                     place=place)))  # fmt: skip
+        columns.append(
+            (name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy, place=place))
+        )
     attributes = {"tasks": list(row.tasks)} if len(row.tasks) > 1 else {}
-    return describe(row.name, path, row.steps, columns, "length", where, language=row.tasks[0] if row.tasks else "",
-                    attributes=attributes, array_attributes=about)  # fmt: skip
+    return describe(
+        row.name,
+        path,
+        row.steps,
+        columns,
+        "length",
+        where,
+        language=row.tasks[0] if row.tasks else "",
+        attributes=attributes,
+        array_attributes=about,
+    )
 
 
 def _video(row: Row, feature: Feature, files: _Files, where: str) -> Video:

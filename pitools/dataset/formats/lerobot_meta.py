@@ -18,8 +18,20 @@ from pitools.dataset.formats.readers import lerobot_tools
 AGAIN = "download it again, or convert it again from where it was recorded"
 _VERSION = "v3."
 _FIELD = re.compile(r"\{(chunk_index|file_index)(?::0(\d))?d?\}|\{(video_key)\}")
-_DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-           "bool"}  # fmt: skip
+_DTYPES = {
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+}
 _CHANNELS = (1, 3, 4)
 
 
@@ -128,8 +140,10 @@ def load(path: Path) -> Info:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise DataError(f"not LeRobot's layout: {error}", where=str(where), hint="give --layout auto") from error
     if not version.startswith(_VERSION):
-        hint = ("convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (before v2.1, first "
-                "to that)")  # fmt: skip
+        hint = (
+            "convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (before v2.1, first "
+            "to that)"
+        )
         raise DataError(f"a LeRobot dataset of {version}, of which only v3 is read", where=str(where), hint=hint)
     try:
         info = msgspec.convert({**tables, "path": ""}, Info, strict=False, dec_hook=lambda kind, value: kind(value))
@@ -142,8 +156,11 @@ def load(path: Path) -> Info:
 
 def files(path: Path) -> tuple[Path, ...]:
     """The files of the description."""
-    return (path / "meta" / "info.json", *_episode_files(path),
-            *(file for file in (path / "meta" / "tasks.parquet",) if file.is_file()))  # fmt: skip
+    return (
+        path / "meta" / "info.json",
+        *_episode_files(path),
+        *(file for file in (path / "meta" / "tasks.parquet",) if file.is_file()),
+    )
 
 
 def _episode_files(path: Path) -> list[Path]:
@@ -154,8 +171,15 @@ def episodes(info: Info) -> tuple[Row, ...]:
     """All episodes, in order. Raises DataError when they are not as many as there should be."""
     with lerobot_tools():
         from pitools.dataset.formats import parquet_reader
-    columns = ["episode_index", "length", "dataset_from_index", "dataset_to_index", "data/chunk_index",
-               "data/file_index", "tasks"]  # fmt: skip
+    columns = [
+        "episode_index",
+        "length",
+        "dataset_from_index",
+        "dataset_to_index",
+        "data/chunk_index",
+        "data/file_index",
+        "tasks",
+    ]
     clips = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
     columns += [f"videos/{key}/{part}" for key in info.videos for part in clips]
     found = []
@@ -182,10 +206,15 @@ def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Ro
         if None not in values:
             clips[key] = Clip(int(values[0]), int(values[1]), float(values[2]), float(values[3]))  # type: ignore[arg-type]
     return Row(
-        number=int(row["episode_index"]), steps=int(row["length"]), start=int(row["dataset_from_index"]),
-        stop=int(row["dataset_to_index"]), chunk=int(row["data/chunk_index"]), file=int(row["data/file_index"]),
-        tasks=tuple(map(str, row.get("tasks") or ())), videos=clips,
-    )  # fmt: skip
+        number=int(row["episode_index"]),
+        steps=int(row["length"]),
+        start=int(row["dataset_from_index"]),
+        stop=int(row["dataset_to_index"]),
+        chunk=int(row["data/chunk_index"]),
+        file=int(row["data/file_index"]),
+        tasks=tuple(map(str, row.get("tasks") or ())),
+        videos=clips,
+    )
 
 
 def tasks(info: Info) -> dict[int, str]:

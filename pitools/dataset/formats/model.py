@@ -213,9 +213,18 @@ def _check_names(names: Sequence[str], where: str) -> None:
             raise DataError(f"{clash!r} lies in {name!r}", where=where, hint=hint)
 
 
-def describe(name: str, path: Path, steps: int, columns: Sequence[tuple[str, Column]], lead: str, where: str, *,
-             language: str = "", attributes: dict[str, Any] | None = None,
-             array_attributes: dict[str, dict[str, Any]] | None = None) -> Episode:  # fmt: skip
+def describe(
+    name: str,
+    path: Path,
+    steps: int,
+    columns: Sequence[tuple[str, Column]],
+    lead: str,
+    where: str,
+    *,
+    language: str = "",
+    attributes: dict[str, Any] | None = None,
+    array_attributes: dict[str, dict[str, Any]] | None = None,
+) -> Episode:
     """The episode of these columns. Raises DataError unless it has steps, and every column one row for each. `lead` is
     what set the length."""
     check_unique([array for array, _ in columns], where)
@@ -230,8 +239,15 @@ def describe(name: str, path: Path, steps: int, columns: Sequence[tuple[str, Col
                 where=where,
                 hint="repair or remove the episode, or leave the array out with --skip",
             )
-    return Episode(name=name, path=path, steps=steps, columns=dict(sorted(columns)), language=language,
-                   attributes=attributes or {}, array_attributes=array_attributes or {})  # fmt: skip
+    return Episode(
+        name=name,
+        path=path,
+        steps=steps,
+        columns=dict(sorted(columns)),
+        language=language,
+        attributes=attributes or {},
+        array_attributes=array_attributes or {},
+    )
 
 
 def refuse_names(recording: Recording) -> Recording:
@@ -296,8 +312,10 @@ def alike(first: Episode, other: Episode) -> str:
 
 def common(episodes: Sequence[Episode]) -> Episode:
     """The first of those that most are like: one odd episode at the start must not refuse all the others."""
-    forms = [tuple((name, column.row, column.dtype) for name, column in sorted(episode.columns.items()))
-             for episode in episodes]  # fmt: skip
+    forms = [
+        tuple((name, column.row, column.dtype) for name, column in sorted(episode.columns.items()))
+        for episode in episodes
+    ]
     return episodes[forms.index(Counter(forms).most_common(1)[0][0])]
 
 

@@ -50,8 +50,16 @@ def scan(path: Path, file: h5py.File, skip: Sequence[str], *, keep_next_obs: boo
         not keep_next_obs and not skipped("next_obs/", skip) and any("next_obs" in data[name] for name in names)
     )
     splits = _masks(file, names, {episode.name for episode in episodes})
-    return Recording(path=path, layout="robomimic", episodes=episodes, splits=splits, attributes=kept,
-                     refused=(*refused, *odd), files=(path,), notes=(LEFT_OUT_NEXT_OBS,) * leaves_out)  # fmt: skip
+    return Recording(
+        path=path,
+        layout="robomimic",
+        episodes=episodes,
+        splits=splits,
+        attributes=kept,
+        refused=(*refused, *odd),
+        files=(path,),
+        notes=(LEFT_OUT_NEXT_OBS,) * leaves_out,
+    )
 
 
 def _demo(file: Hdf5, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_next_obs: bool) -> Episode:
@@ -73,8 +81,17 @@ def _demo(file: Hdf5, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_n
     if claimed != steps:
         what = f"num_samples says {claimed} steps where actions has {steps}"
         raise DataError(what, where=where, hint="the demo was cut: copy it again, or correct its num_samples")
-    return describe(demo.name.rpartition("/")[2], file.path, steps, columns, "actions", where,
-                    language=language(kept) or spoken, attributes=kept, array_attributes=about)  # fmt: skip
+    return describe(
+        demo.name.rpartition("/")[2],
+        file.path,
+        steps,
+        columns,
+        "actions",
+        where,
+        language=language(kept) or spoken,
+        attributes=kept,
+        array_attributes=about,
+    )
 
 
 def _masks(file: h5py.File, names: Sequence[str], taken: set[str]) -> dict[str, tuple[str, ...]]:

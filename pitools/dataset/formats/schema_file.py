@@ -98,8 +98,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
 def provenance(schema: Schema) -> dict[str, Any]:
     """What was asked for: the text and its digest, and what each function was. Raises ConfigError."""
     names = sorted({derive.function for derive in schema.tables.derive.values()})
-    return {"text": schema.text, "digest": digest.of_bytes(schema.text.encode()),
-            "functions": [derive_functions.provenance(name) for name in names]}  # fmt: skip
+    return {
+        "text": schema.text,
+        "digest": digest.of_bytes(schema.text.encode()),
+        "functions": [derive_functions.provenance(name) for name in names],
+    }
 
 
 def load(path: Path) -> Schema:
@@ -136,8 +139,9 @@ def apply(schema: Schema, recording: Recording) -> Recording:
             raise
         (episode,) = recording.episodes
         what = f"{error.what}, which the schema names under {error.where.rpartition(': ')[2]}"
-        item = Refused(name=episode.name, path=episode.path, why=what, hint=error.hint,
-                       where=f"{episode.path}: {episode.name}")  # fmt: skip
+        item = Refused(
+            name=episode.name, path=episode.path, why=what, hint=error.hint, where=f"{episode.path}: {episode.name}"
+        )
         return msgspec.structs.replace(recording, episodes=(), refused=(*recording.refused, item))
     return msgspec.structs.replace(recording, episodes=episodes)
 
@@ -150,8 +154,11 @@ def _apply(schema: Schema, episode: Episode) -> Episode:
     check_unique([*(name for name, _ in pairs), *tables.derive], where)
     columns = recorded = dict(pairs)
     derived = {name: _derived(schema, recorded, name, derive, where) for name, derive in tables.derive.items()}
-    columns = {name: column for name, column in (recorded | derived).items()
-               if not any(fnmatch.fnmatchcase(name, pattern) for pattern in tables.drop)}  # fmt: skip
+    columns = {
+        name: column
+        for name, column in (recorded | derived).items()
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in tables.drop)
+    }
     for name, wanted in tables.resize.items():
         columns[name] = _resized(schema, _find(schema, columns, name, f"resize.{name}"), name, *_resize(wanted))
     for name, dtype in tables.cast.items():
@@ -191,8 +198,11 @@ def _resized(schema: Schema, column: Column, name: str, size: tuple[int, int], m
         what = f"{name} is {column.dtype}; {method} is for images of uint8"
         raise ConfigError(what, where=key, hint='leave the method out, or give "nearest"')
     if method not in (None, "nearest") and not (colour or len(column.row) == 2):
-        raise ConfigError(f"a step of {name} is {column.row}; {method} is for 1, 3 or 4 channels", where=key,
-                          hint='leave the method out, or give "nearest"')  # fmt: skip
+        raise ConfigError(
+            f"a step of {name} is {column.row}; {method} is for 1, 3 or 4 channels",
+            where=key,
+            hint='leave the method out, or give "nearest"',
+        )
     if column.row[:2] == size:
         return column
     place = Resized(of=column, method=method or ("bilinear" if colour else "nearest"))

@@ -65,8 +65,9 @@ def _blocks(reader: Reader, column: Column, start: int, stop: int) -> Any:
         yield low, part
 
 
-def derive(reader: Reader, kept: Kept, column: Column, place: Derived, out: NDArray[Any], start: int,
-           stop: int) -> None:  # fmt: skip
+def derive(
+    reader: Reader, kept: Kept, column: Column, place: Derived, out: NDArray[Any], start: int, stop: int
+) -> None:
     """Fill `out` with steps of what a function makes of the episode, which is kept for the next call.
 
     Raises DataError when it makes something else.

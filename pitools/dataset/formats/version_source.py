@@ -40,21 +40,41 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
     if len(lines) != manifest.episodes or len(offsets) != manifest.episodes + 1:
         what = f"it has {manifest.episodes} episodes, {_EPISODES} {len(lines)}"
         raise DataError(what, where=str(path), hint=_HINT)
-    columns = {name: store.array(name) for name in sorted(manifest.arrays)
-               if manifest.along_steps(name) and not skipped(name, skip)}  # fmt: skip
+    columns = {
+        name: store.array(name)
+        for name in sorted(manifest.arrays)
+        if manifest.along_steps(name) and not skipped(name, skip)
+    }
     names = _names(lines, store.attributes)
     about = zarr_store.array_attributes(path, columns)
     episodes = tuple(
-        zarr_store.episode(path, name, columns, low, high, published=True, language=str(line.get("language") or ""),
-                           attributes=dict(line.get("attributes") or {}), array_attributes=about)
+        zarr_store.episode(
+            path,
+            name,
+            columns,
+            low,
+            high,
+            published=True,
+            language=str(line.get("language") or ""),
+            attributes=dict(line.get("attributes") or {}),
+            array_attributes=about,
+        )
         for name, line, low, high in zip(names, lines, offsets[:-1], offsets[1:], strict=True)
-    )  # fmt: skip
-    splits = {split: tuple(names[number] for number in numbers)
-              for split, numbers in (store.attributes.get("splits") or {}).items()}  # fmt: skip
+    )
+    splits = {
+        split: tuple(names[number] for number in numbers)
+        for split, numbers in (store.attributes.get("splits") or {}).items()
+    }
     # Its manifest has the digest of every other file, and is checked against its name.
-    return Recording(path=path, layout="zarr", episodes=episodes, splits=splits, files=(path / manifests.FILE_NAME,),
-                     attributes={"version": store.version, "sources": store.attributes.get("sources", [])},
-                     notes=tuple(_notes(path)))  # fmt: skip
+    return Recording(
+        path=path,
+        layout="zarr",
+        episodes=episodes,
+        splits=splits,
+        files=(path / manifests.FILE_NAME,),
+        attributes={"version": store.version, "sources": store.attributes.get("sources", [])},
+        notes=tuple(_notes(path)),
+    )
 
 
 def _notes(path: Path) -> Iterator[str]:

@@ -69,20 +69,34 @@ def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Rec
         except DataError as error:
             refused.append(refusal(f"episode_{number}", path, error))
     return Recording(
-        path=path, layout="zarr", episodes=tuple(whole), attributes=_attributes(path), refused=tuple(refused),
-        files=tuple(path / name for name in files), notes=tuple(notes),
-    )  # fmt: skip
+        path=path,
+        layout="zarr",
+        episodes=tuple(whole),
+        attributes=_attributes(path),
+        refused=tuple(refused),
+        files=tuple(path / name for name in files),
+        notes=tuple(notes),
+    )
 
 
-def episode(path: Path, name: str, columns: dict[str, Array], low: int, high: int, *, published: bool = False,
-            **rest: Any) -> Episode:  # fmt: skip
+def episode(
+    path: Path, name: str, columns: dict[str, Array], low: int, high: int, *, published: bool = False, **rest: Any
+) -> Episode:
     """The episode of rows [low, high) of these arrays. Raises DataError when it has none."""
     steps = high - low
     made = [
-        (key, Column(dataset=array.path, steps=steps, row=array.shape[1:], dtype=array.dtype,
-                     place=ZarrArray(path=path, name=array.path, first=low, published=published)))
+        (
+            key,
+            Column(
+                dataset=array.path,
+                steps=steps,
+                row=array.shape[1:],
+                dtype=array.dtype,
+                place=ZarrArray(path=path, name=array.path, first=low, published=published),
+            ),
+        )
         for key, array in columns.items()
-    ]  # fmt: skip
+    ]
     return describe(name, path, steps, made, "it", f"{path}: {name}", **rest)
 
 
@@ -119,8 +133,9 @@ def _offsets(path: Path, found: dict[str, Array]) -> tuple[NDArray[np.int64], st
     return values, name
 
 
-def _columns(found: dict[str, Array], steps: int, ends: str, skip: Sequence[str], path: Path,
-             keep_next_obs: bool) -> dict[str, Array]:  # fmt: skip
+def _columns(
+    found: dict[str, Array], steps: int, ends: str, skip: Sequence[str], path: Path, keep_next_obs: bool
+) -> dict[str, Array]:
     """The arrays along steps by the names that they have in a version. Raises DataError, also for two of one name."""
     columns: dict[str, Array] = {}
     for key, array in found.items():

@@ -50,9 +50,13 @@ class Collected(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
 
 
 def gc(
-    root: Path, *, runs: Sequence[Path] = (), grace_s: int = GRACE_S, present: datetime | None = None,
+    root: Path,
+    *,
+    runs: Sequence[Path] = (),
+    grace_s: int = GRACE_S,
+    present: datetime | None = None,
     dry_run: bool = False,
-) -> Iterator[Collected]:  # fmt: skip
+) -> Iterator[Collected]:
     """Remove what was retired `grace_s` seconds ago and is named by no tag, lease, run or younger manifest.
 
     runs: folders of runs whose plans are read. One record a retired version and unfinished ingest. Raises ClusterError
@@ -103,9 +107,7 @@ def _plan(root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks) -> I
         yield Collected(name=key.name, version=key.version, state="would-remove", freed_bytes=size)
 
 
-def _collect(
-    root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks, moment: datetime
-) -> Iterator[Collected]:  # fmt: skip
+def _collect(root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks, moment: datetime) -> Iterator[Collected]:
     """Take aside what may go, look again, and remove it or bring it back. taken: by a `gc` that was killed."""
     marks.look(taken.items())
     going, kept = _judge(root, {**dict.fromkeys(due), **taken}, marks)

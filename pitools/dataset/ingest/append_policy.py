@@ -15,12 +15,16 @@ from pitools.store.resolve import discarded, resolve
 HELD_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
 # What is behind it most often, by what drifts.
 _LOOK = {
-    "mean": "same units, joint order and calibration?", "deviation": "same units, and the same kind of motion?",
-    "range": "same units, and no spikes?", "brightness": "same exposure and light, and nothing before the camera?",
-    "constant": "is that joint or sensor connected?", "nan": "did a sensor drop out?",
-    "length": "same rate, and episodes cut at the same events?", "task": "are instructions spelled as before?",
+    "mean": "same units, joint order and calibration?",
+    "deviation": "same units, and the same kind of motion?",
+    "range": "same units, and no spikes?",
+    "brightness": "same exposure and light, and nothing before the camera?",
+    "constant": "is that joint or sensor connected?",
+    "nan": "did a sensor drop out?",
+    "length": "same rate, and episodes cut at the same events?",
+    "task": "are instructions spelled as before?",
     "schema": "--schema FILE renames, casts and resizes",
-}  # fmt: skip
+}
 
 
 class Drifted(DataError):

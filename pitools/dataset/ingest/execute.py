@@ -26,9 +26,14 @@ _SMALL = 64 << 20
 
 
 def complete(
-    plan: Plan, place: Place, *, run: str, workers: int, done: dict[str, Entry] | None = None,
+    plan: Plan,
+    place: Place,
+    *,
+    run: str,
+    workers: int,
+    done: dict[str, Entry] | None = None,
     part: tuple[int, int] = (0, 1),
-) -> dict[str, Entry]:  # fmt: skip
+) -> dict[str, Entry]:
     """Do what is not done yet, and return an entry for each job. With others that do the same the work is shared.
 
     run: whose work it is; what journals of this run say is believed, of others' only what is found to be so. done:

@@ -30,10 +30,16 @@ EPISODES = "episode_json"
 
 
 def manifest(
-    name: str, plan: Plan, place: Place, entries: Mapping[str, Entry], recordings: Sequence[Recording],
-    source: tuple[dict[str, Any], ...], parent: Parent | None, codec: str,
+    name: str,
+    plan: Plan,
+    place: Place,
+    entries: Mapping[str, Entry],
+    recordings: Sequence[Recording],
+    source: tuple[dict[str, Any], ...],
+    parent: Parent | None,
+    codec: str,
     array_attributes: Mapping[str, dict[str, Any]],
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Write every file but the shards of steps, the manifest last; returns its bytes. Raises OSError.
 
     array_attributes: what the recordings say of arrays, by name.
@@ -66,9 +72,13 @@ def manifest(
 
 
 def provenance(
-    recordings: Sequence[Recording], places: Sequence[Sequence[int]], sources: Sequence[Source],
-    ranges: Mapping[str, Entry], asked: Mapping[str, Any], refused: Sequence[Refused],
-) -> tuple[dict[str, Any], ...]:  # fmt: skip
+    recordings: Sequence[Recording],
+    places: Sequence[Sequence[int]],
+    sources: Sequence[Source],
+    ranges: Mapping[str, Entry],
+    asked: Mapping[str, Any],
+    refused: Sequence[Refused],
+) -> tuple[dict[str, Any], ...]:
     """One record a recording. It holds no folder and no time: where a recording lay is no part of what it is.
 
     ranges: digests of all ranges of the sources. asked: options, the same for each. refused: episodes left out.
@@ -115,11 +125,19 @@ def attributes(recordings: Sequence[Recording], parent: Parent | None) -> dict[s
 def episode_lines(recordings: Sequence[Recording], sources_before: int = 0) -> bytes:
     """JSON Lines, one object an episode, in order."""
     return b"".join(
-        msgspec.json.encode({"name": episode.name, "source": i, "steps": episode.steps, "language": episode.language,
-                             "attributes": episode.attributes}) + b"\n"
+        msgspec.json.encode(
+            {
+                "name": episode.name,
+                "source": i,
+                "steps": episode.steps,
+                "language": episode.language,
+                "attributes": episode.attributes,
+            }
+        )
+        + b"\n"
         for i, recording in enumerate(recordings, sources_before)
         for episode in recording.episodes
-    )  # fmt: skip
+    )
 
 
 def tasks(lines: bytes) -> dict[str, int]:
@@ -157,9 +175,13 @@ def _episode_arrays(place: Place, blocks: Mapping[str, Any], grids: Mapping[str,
 
 
 def _metadata(
-    place: Place, plan: Plan, others: Mapping[str, Grid], folds: Mapping[str, tuple[Partial, Partial]],
-    group: dict[str, Any], array_attributes: Mapping[str, dict[str, Any]],
-) -> Iterator[FileEntry]:  # fmt: skip
+    place: Place,
+    plan: Plan,
+    others: Mapping[str, Grid],
+    folds: Mapping[str, tuple[Partial, Partial]],
+    group: dict[str, Any],
+    array_attributes: Mapping[str, dict[str, Any]],
+) -> Iterator[FileEntry]:
     """The `zarr.json` of every array, `others` being those of episodes, and of every group above one. That of the store
     holds all others, too: by it zarr-python lists them, and neither looks into folders nor warns of the manifest."""
     grids = {**plan.grids, **others}

@@ -65,10 +65,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ingest(
-    files: Sequence[Path], *, root: Path, name: str, layout: str = "auto", codec: str = "", skip: Sequence[str] = (),
-    schema: Path | None = None, append: Path | None = None, workers: int = 0, skip_refused: bool = False,
-    refuse_drift: bool = False, report: Path | None = None, spread: Spread | None = None,
-) -> Version:  # fmt: skip
+    files: Sequence[Path],
+    *,
+    root: Path,
+    name: str,
+    layout: str = "auto",
+    codec: str = "",
+    skip: Sequence[str] = (),
+    schema: Path | None = None,
+    append: Path | None = None,
+    workers: int = 0,
+    skip_refused: bool = False,
+    refuse_drift: bool = False,
+    report: Path | None = None,
+    spread: Spread | None = None,
+) -> Version:
     """Write the recordings to `<root>/<name>/<version>/`; the same content and options again change nothing.
 
     files: in natural order of their names, whatever order they are given in; each may be a folder. codec: "" is the
@@ -91,8 +102,16 @@ def ingest(
     options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
     if made:
         options["schema"] = schema_file.provenance(made)
-    asked = Asked(root=root, name=name, codec=codec, options=options, parent=parent, workers=workers, spread=spread,
-                  refuse_drift=refuse_drift)  # fmt: skip
+    asked = Asked(
+        root=root,
+        name=name,
+        codec=codec,
+        options=options,
+        parent=parent,
+        workers=workers,
+        spread=spread,
+        refuse_drift=refuse_drift,
+    )
     with append_policy.held(append):
         found = scan.take(files, layout=layout, skip=skip, made=made, parent=parent, workers=workers)
         if report:
@@ -176,8 +195,17 @@ def _make(asked: Asked, found: Intake, hashes: dict[str, Entry]) -> Version | No
         source = _provenance(asked, found, entries)
         scan.check_unchanged(found.sources)
         scan.tell_twins(source)
-        data = finalize.manifest(asked.name, made, place, entries, found.recordings, source, asked.parent, asked.codec,
-                                found.array_attributes)  # fmt: skip
+        data = finalize.manifest(
+            asked.name,
+            made,
+            place,
+            entries,
+            found.recordings,
+            source,
+            asked.parent,
+            asked.codec,
+            found.array_attributes,
+        )
         return _publish(asked, place, data)
     except (DataError, UsageError) as error:
         if isinstance(error, append_policy.Drifted):  # which may be accepted, and then nothing is to be made again
@@ -217,20 +245,28 @@ def _plan(asked: Asked, found: Intake) -> Plan:
     }
     linked = parent.linked(grids) if parent else {}
     return Plan(
-        grids=grids, episodes=episodes, offsets=offsets, sources=found.sources, linked=linked,
+        grids=grids,
+        episodes=episodes,
+        offsets=offsets,
+        sources=found.sources,
+        linked=linked,
         jobs=plan.in_order(grids, found.recordings, found.places, found.sources, first),
-        parent=parent.path.absolute() if parent else None, base=parent.base(linked) if parent else {},
-    )  # fmt: skip
+        parent=parent.path.absolute() if parent else None,
+        base=parent.base(linked) if parent else {},
+    )
 
 
 def _key(asked: Asked, found: Intake, made: Plan) -> str:
     """What tells this ingest from any other: content by stamps, for digests would take reading it."""
     parts = {
-        **asked.options, "parent": asked.parent.version if asked.parent else "", "grids": made.grids,
+        **asked.options,
+        "parent": asked.parent.version if asked.parent else "",
+        "grids": made.grids,
         "sources": [(source.path.name, source.stamp) for source in found.sources],
         "episodes": [[episode.name for episode in recording.episodes] for recording in found.recordings],
-        "layouts": [recording.layout for recording in found.recordings], "libraries": list(map(_release, _LIBRARIES)),
-    }  # fmt: skip
+        "layouts": [recording.layout for recording in found.recordings],
+        "libraries": list(map(_release, _LIBRARIES)),
+    }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 
@@ -296,5 +332,8 @@ def _say_what_stays(place: Place, made: Plan) -> None:
         place.remove()
         return
     total = sum(known.shards for known in made.grids.values())
-    print(f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove that "
-          "folder; `pit dataset gc` does when nobody has gone on for a week", file=sys.stderr)  # fmt: skip
+    print(
+        f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove that "
+        "folder; `pit dataset gc` does when nobody has gone on for a week",
+        file=sys.stderr,
+    )

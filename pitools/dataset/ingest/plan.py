@@ -98,9 +98,12 @@ def range_key(file: int, number: int) -> str:
 
 
 def in_order(
-    grids: Mapping[str, Grid], recordings: Sequence[Recording], sources: Sequence[Sequence[int]],
-    files: Sequence[Source], first: int,
-) -> tuple[Job, ...]:  # fmt: skip
+    grids: Mapping[str, Grid],
+    recordings: Sequence[Recording],
+    sources: Sequence[Sequence[int]],
+    files: Sequence[Source],
+    first: int,
+) -> tuple[Job, ...]:
     """All jobs by the steps they begin at, so that what lies close together is read close in time.
 
     sources: numbers in `files` of each recording's files. first: the step that the first recording begins at.

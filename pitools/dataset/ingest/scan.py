@@ -53,7 +53,7 @@ class Intake(msgspec.Struct, frozen=True, kw_only=True):
 
 def take(
     paths: Sequence[Path], *, layout: str, skip: Sequence[str], made: Schema | None, parent: Parent | None, workers: int
-) -> Intake:  # fmt: skip
+) -> Intake:
     """Look at all recordings, by their metadata alone. Raises UsageError, DataError where one cannot be read at all."""
     ordered = _in_order(paths)
     found = _scan(ordered, partial(_Scanner, layout, tuple(skip), made), workers)
@@ -65,16 +65,27 @@ def take(
     sources, places = _sources(kept)
     about, differing = attributes.common(kept, parent.array_attributes if parent else None)
     notes = [(recording.path, note) for recording in kept for note in recording.notes]
-    return Intake(recordings=tuple(kept), refused=(*refused, *more), sources=sources, places=places,
-                  notes=(*notes, *differing), array_attributes=about)  # fmt: skip
+    return Intake(
+        recordings=tuple(kept),
+        refused=(*refused, *more),
+        sources=sources,
+        places=places,
+        notes=(*notes, *differing),
+        array_attributes=about,
+    )
 
 
 def records(intake: Intake) -> Iterable[EpisodeRecord]:
     """One an episode: the accepted ones in their order, then the refused ones."""
     for recording in intake.recordings:
         for episode in recording.episodes:
-            yield EpisodeRecord(file=str(recording.path), episode=episode.name, steps=episode.steps,
-                                language=episode.language, accepted=True)  # fmt: skip
+            yield EpisodeRecord(
+                file=str(recording.path),
+                episode=episode.name,
+                steps=episode.steps,
+                language=episode.language,
+                accepted=True,
+            )
     for item in intake.refused:
         yield EpisodeRecord(file=str(item.path), episode=item.name, steps=0, language="", accepted=False, why=item.why)
 
@@ -123,8 +134,9 @@ def without(intake: Intake, refused: Sequence[Refused]) -> Intake:
     for item in refused[:_SHOWN]:
         print(f"pit: refused: {item.where or item.path}: {item.why}", file=sys.stderr)
     sources, places = _sources(recordings)
-    return msgspec.structs.replace(intake, recordings=tuple(recordings), refused=(*intake.refused, *refused),
-                                   sources=sources, places=places)  # fmt: skip
+    return msgspec.structs.replace(
+        intake, recordings=tuple(recordings), refused=(*intake.refused, *refused), sources=sources, places=places
+    )
 
 
 def stamp(path: Path) -> tuple[int, int, int]:

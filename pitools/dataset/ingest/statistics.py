@@ -64,8 +64,14 @@ def fold(partials: Iterable[Partial], width: int) -> Partial:
     """All of them together, in this order, of an array with so many columns."""
     zeros = (0.0,) * width
     nothing = Partial(
-        rows=0, bad=0, count=(0,) * width, minimum=zeros, maximum=zeros, mean=zeros, squares=zeros,
-    )  # fmt: skip
+        rows=0,
+        bad=0,
+        count=(0,) * width,
+        minimum=zeros,
+        maximum=zeros,
+        mean=zeros,
+        squares=zeros,
+    )
     return reduce(_add, partials, nothing)
 
 
@@ -73,9 +79,13 @@ def finish(partial: Partial) -> Statistics:
     """What the manifest says of it."""
     deviation = (math.sqrt(squares / max(1, n)) for squares, n in zip(partial.squares, partial.count, strict=True))
     return Statistics(
-        rows=partial.rows, minimum=partial.minimum, maximum=partial.maximum, mean=partial.mean,
-        deviation=tuple(deviation), bad=partial.bad,
-    )  # fmt: skip
+        rows=partial.rows,
+        minimum=partial.minimum,
+        maximum=partial.maximum,
+        mean=partial.mean,
+        deviation=tuple(deviation),
+        bad=partial.bad,
+    )
 
 
 def folded(grid: Grid, partials: Iterable[Partial], base: Partial | None = None) -> tuple[Partial, Partial]:
@@ -109,10 +119,14 @@ def _of_bytes(items: NDArray[np.uint8], rows: int) -> Partial:
     sums = [(int((histogram * values).sum()), int((histogram * values**2).sum())) for histogram in histograms]
     seen = [np.flatnonzero(histogram) for histogram in histograms]
     return Partial(
-        rows=rows, bad=0, count=(n,) * len(items), minimum=tuple(float(found[0]) for found in seen),
-        maximum=tuple(float(found[-1]) for found in seen), mean=tuple(total / n for total, _ in sums),
+        rows=rows,
+        bad=0,
+        count=(n,) * len(items),
+        minimum=tuple(float(found[0]) for found in seen),
+        maximum=tuple(float(found[-1]) for found in seen),
+        mean=tuple(total / n for total, _ in sums),
         squares=tuple((n * squares - total * total) / n for total, squares in sums),
-    )  # fmt: skip
+    )
 
 
 def _of_numbers(items: NDArray[Any], rows: int) -> Partial:
@@ -123,11 +137,14 @@ def _of_numbers(items: NDArray[Any], rows: int) -> Partial:
         mean = [float(column.mean()) if len(column) else 0.0 for column in found]
         squares = [float(((column - middle) ** 2).sum()) for column, middle in zip(found, mean, strict=True)]
     return Partial(
-        rows=rows, bad=int(values.size - finite.sum()), count=tuple(map(len, found)),
+        rows=rows,
+        bad=int(values.size - finite.sum()),
+        count=tuple(map(len, found)),
         minimum=tuple(float(column.min()) if len(column) else 0.0 for column in found),
         maximum=tuple(float(column.max()) if len(column) else 0.0 for column in found),
-        mean=_bounded(mean), squares=_bounded(squares),
-    )  # fmt: skip
+        mean=_bounded(mean),
+        squares=_bounded(squares),
+    )
 
 
 def _add(a: Partial, b: Partial) -> Partial:
@@ -140,9 +157,14 @@ def _add(a: Partial, b: Partial) -> Partial:
     ]
     count, minimum, maximum, mean, squares = zip(*both, strict=True)
     return Partial(
-        rows=a.rows + b.rows, bad=a.bad + b.bad, count=count, minimum=minimum, maximum=maximum, mean=_bounded(mean),
+        rows=a.rows + b.rows,
+        bad=a.bad + b.bad,
+        count=count,
+        minimum=minimum,
+        maximum=maximum,
+        mean=_bounded(mean),
         squares=_bounded(squares),
-    )  # fmt: skip
+    )
 
 
 def _one(partial: Partial, at: int) -> tuple[int, float, float, float, float]:

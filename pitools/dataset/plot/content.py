@@ -92,9 +92,10 @@ def _picture(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _panels(data: Dataset, start: int, stop: int) -> tuple[list[Curves], list[str]]:
     """Panels of actions, then of observations; and the names of arrays for which there is no room."""
     vectors = [
-        name for name, schema in data.arrays.items()
+        name
+        for name, schema in data.arrays.items()
         if (is_action(name) or is_observed(name)) and len(schema.shape) <= 2 and np.dtype(schema.dtype).kind in "biuf"
-    ]  # fmt: skip
+    ]
     ordered = sorted(vectors, key=lambda name: (not is_action(name), name))
     panels = []
     for name in ordered[:_ARRAYS]:
@@ -125,9 +126,7 @@ def _grouped(name: str, values: NDArray[np.float64]) -> list[Curves]:
     groups = sorted(groups) or [resting]
     still = [f"{column} = {finite[0, column]:.4g}" for column in resting]
     note = "\n".join(still) if resting and groups != [resting] else ""
-    return [
-        Curves(name, finite[:, group], tuple(group), note if group is groups[-1] else "") for group in groups
-    ]  # fmt: skip
+    return [Curves(name, finite[:, group], tuple(group), note if group is groups[-1] else "") for group in groups]
 
 
 def _head(data: Dataset, path: Path, episode: int, steps: int, left_out: list[str]) -> list[Line]:

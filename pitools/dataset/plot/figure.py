@@ -97,14 +97,29 @@ def _curves(axes: Axes, panel: Curves) -> None:
     colours = color_sequences["tab10"]
     for i, column in enumerate(panel.columns):
         style = "-" if column < len(colours) else "--"
-        axes.plot(panel.values[:, i], style, color=colours[column % len(colours)], lw=1, marker=marker, ms=3,
-                  label=str(column))  # fmt: skip
+        axes.plot(
+            panel.values[:, i],
+            style,
+            color=colours[column % len(colours)],
+            lw=1,
+            marker=marker,
+            ms=3,
+            label=str(column),
+        )
     axes.grid(axis="y", lw=0.3)
     axes.tick_params(labelsize=7)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(1.0, 1.06), fontsize=7, frameon=False, handlelength=1.0, labelspacing=0.15,
-        ncols=1 if len(panel.columns) <= 6 else 2, columnspacing=0.8, title=panel.note or None, title_fontsize=7,
-    )  # fmt: skip
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.06),
+        fontsize=7,
+        frameon=False,
+        handlelength=1.0,
+        labelspacing=0.15,
+        ncols=1 if len(panel.columns) <= 6 else 2,
+        columnspacing=0.8,
+        title=panel.note or None,
+        title_fontsize=7,
+    )
 
 
 def _heat(axes: Axes, panel: Curves) -> None:
@@ -135,8 +150,16 @@ def _steps_axis(axes: Axes, panel: Curves, shown: list[int], *, last: bool) -> N
     for low, high in zip(edges[::2], edges[1::2], strict=True):
         axes.axvspan(low - 0.5, high - 0.5, color="red", alpha=0.35, lw=0.8)  # the line: one step may be no pixel wide
     if edges:
-        axes.text(0.995, 0.06, f"{int(bad.sum())} steps NaN or infinite, first {edges[0]}", color="firebrick", size=8,
-                  ha="right", transform=axes.transAxes, bbox={"color": "white", "alpha": 0.8, "pad": 1})  # fmt: skip
+        axes.text(
+            0.995,
+            0.06,
+            f"{int(bad.sum())} steps NaN or infinite, first {edges[0]}",
+            color="firebrick",
+            size=8,
+            ha="right",
+            transform=axes.transAxes,
+            bbox={"color": "white", "alpha": 0.8, "pad": 1},
+        )
     axes.tick_params(labelbottom=last)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if last:

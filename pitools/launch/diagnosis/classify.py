@@ -152,9 +152,14 @@ def not_started(seen: Seen, order: Order) -> Cause | None:
         return say("user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint)
     reason = f"{reason}: this node cannot start a program that others can"
     return say(
-        "node", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint,
+        "node",
+        "likely",
+        reason,
+        rank=root.rank,
+        exit_code=root.exit_code,
+        fingerprint=root.fingerprint,
         nodes=(root.node,) if root.node else (),
-    )  # fmt: skip
+    )
 
 
 def _first_fault(seen: Seen, order: Order) -> Cause | None:
@@ -176,10 +181,15 @@ def _first_fault(seen: Seen, order: Order) -> Cause | None:
     if root.rule == "stage-refused":
         root = msgspec.structs.replace(root, kind="storage") if is_own else msgspec.structs.replace(root, sure="guess")
     return say(
-        root.kind, root.sure, reason, rank=root.rank, exit_code=code,
+        root.kind,
+        root.sure,
+        reason,
+        rank=root.rank,
+        exit_code=code,
         nodes=timeline.some([root.node], seen) if root.is_local or (is_own and root.kind == "storage") else (),
-        signal=code - 128 if code is not None and 128 < code < 128 + 65 else 0, fingerprint=root.fingerprint,
-    )  # fmt: skip
+        signal=code - 128 if code is not None and 128 < code < 128 + 65 else 0,
+        fingerprint=root.fingerprint,
+    )
 
 
 def _is_on_every_node(seen: Seen, rule: str) -> bool:
@@ -218,8 +228,13 @@ def signals(seen: Seen, order: Order) -> Cause | None:
             "time-limit", "likely", f"the ranks were told to end, as the time limit was {seen.notice_s:.0f} s away"
         )
     if stopped or any(end.role == "warning" for end in order.ends):
-        return say("time-limit", "likely", "stopped in good order, to be continued" if stopped
-                    else "ended by the warning before the time limit, which the program does not catch")  # fmt: skip
+        return say(
+            "time-limit",
+            "likely",
+            "stopped in good order, to be continued"
+            if stopped
+            else "ended by the warning before the time limit, which the program does not catch",
+        )
     return None
 
 
@@ -245,8 +260,13 @@ def _cascade(_seen: Seen, order: Order) -> Cause | None:
         reason = f"{said}; the others have ended, and nothing was heard of {order.silent_nodes[0]}"
         return say("node", "likely", reason, nodes=order.silent_nodes, fingerprint=lead.fingerprint)
     suspect = f"; {_ranks(order.silent)} said nothing" if order.silent else ""
-    return say("network", "guess" if order.silent else "likely", f"{said}; nothing came before it{suspect}",
-                rank=order.silent[0] if len(order.silent) == 1 else None, fingerprint=lead.fingerprint)  # fmt: skip
+    return say(
+        "network",
+        "guess" if order.silent else "likely",
+        f"{said}; nothing came before it{suspect}",
+        rank=order.silent[0] if len(order.silent) == 1 else None,
+        fingerprint=lead.fingerprint,
+    )
 
 
 def _vanished(seen: Seen, order: Order) -> Cause:
@@ -260,8 +280,12 @@ def _vanished(seen: Seen, order: Order) -> Cause:
         return say("unknown", "guess", f"it did not begin{quoted(seen, None)}")
     if 128 < code < 128 + 65:
         return say("unknown", "guess", f"ended by signal {code - 128}, and nothing says by whom", signal=code - 128)
-    return say("unknown", "guess", f"exit code {code}, and nothing says why{quoted(seen, None)}",
-               fingerprint=fingerprint.of_end(f"exit code {code}"))  # fmt: skip
+    return say(
+        "unknown",
+        "guess",
+        f"exit code {code}, and nothing says why{quoted(seen, None)}",
+        fingerprint=fingerprint.of_end(f"exit code {code}"),
+    )
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -311,16 +335,33 @@ def _of_job(seen: Seen) -> Iterable[Evidence]:
     place = f"attempts/{seen.attempt}"
     for one in seen.signals[:8]:
         left = f" with {one.left_s:.0f} s left" if one.left_s is not None and one.left_s > NONSENSE_S else ""
-        yield Evidence(t=one.t, source=f"{place}/signals.jsonl", what=f"{one.signal}{left}", kind="unknown",
-                       role="warning", rule="signal")  # fmt: skip
+        yield Evidence(
+            t=one.t,
+            source=f"{place}/signals.jsonl",
+            what=f"{one.signal}{left}",
+            kind="unknown",
+            role="warning",
+            rule="signal",
+        )
     if seen.hang:
-        yield Evidence(t=seen.hang.t, source=f"{place}/hang.json", what=f"no step after step {seen.hang.step}",
-                       kind="hang", rule="hang")  # fmt: skip
+        yield Evidence(
+            t=seen.hang.t,
+            source=f"{place}/hang.json",
+            what=f"no step after step {seen.hang.step}",
+            kind="hang",
+            rule="hang",
+        )
     if seen.told:
         text = f"{seen.told.state}, exit code {seen.told.exit_code}:{seen.told.signal}"
         yield Evidence(t=seen.told.end, source="sacct", what=text, kind="unknown", role="word", rule="state")
     if seen.exit_code is not None:
-        yield Evidence(t=seen.ended, source=f"{place}/exit.json", what=f"exit code {seen.exit_code}", kind="unknown",
-                       role="end", rule="exit")  # fmt: skip
+        yield Evidence(
+            t=seen.ended,
+            source=f"{place}/exit.json",
+            what=f"exit code {seen.exit_code}",
+            kind="unknown",
+            role="end",
+            rule="exit",
+        )
     if seen.cancelled:
         yield Evidence(t=seen.cancelled, source="events.jsonl", what="cancel", kind="cancelled", rule="cancel")

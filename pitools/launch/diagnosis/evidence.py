@@ -200,13 +200,26 @@ def _beside(attempt: Path) -> Iterator[Evidence]:
     for path in sorted((attempt / "silent").glob("*.json"))[:_FILES]:
         if gone := _record(path, _Silent):
             what = f"does not answer: {gone.error} ({gone.address})" if gone.address else gone.error
-            yield Evidence(t=gone.t, source=f"{place}/silent/{path.name}", what=shown(f"node {gone.node}: {what}"),
-                           kind="node", node=gone.node, rule="node-silent")  # fmt: skip
+            yield Evidence(
+                t=gone.t,
+                source=f"{place}/silent/{path.name}",
+                what=shown(f"node {gone.node}: {what}"),
+                kind="node",
+                node=gone.node,
+                rule="node-silent",
+            )
     for path in _names(attempt / "oom", ".json"):
         if oom := _record(path, _Oom):
             # No time: it is found afterwards, and what it found was before the rank's end.
-            yield Evidence(t="", source=f"{place}/oom/{path.name}", what=shown(oom.what), kind="memory",
-                           rank=oom.rank, node=oom.node, rule="kernel-oom")  # fmt: skip
+            yield Evidence(
+                t="",
+                source=f"{place}/oom/{path.name}",
+                what=shown(oom.what),
+                kind="memory",
+                rank=oom.rank,
+                node=oom.node,
+                rule="kernel-oom",
+            )
 
 
 def signals(attempt: Path) -> tuple[Signal, ...]:

@@ -179,7 +179,7 @@ def _traceback(text: Text, source: str, span: log_timestamps.Span, rank: int, no
 
 def _matches(
     text: Text, kind: Source, source: str, span: log_timestamps.Span, rank: int | None, node: str
-) -> Iterator[Evidence]:  # fmt: skip
+) -> Iterator[Evidence]:
     """The lines that patterns know, each as evidence."""
     for pattern in patterns.table().pattern:
         if kind not in pattern.source:

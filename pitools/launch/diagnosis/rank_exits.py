@@ -70,10 +70,19 @@ def of_exception(chain: list[tracebacks.Raised], rank: int | None, node: str, t:
     if not known and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
         sure = "certain" if raised.own_raise else "likely"
     return End(
-        rank=rank, node=node, t=t, source=source, what=what, fingerprint=mark, is_exception=True,
-        kind=known.kind if known else "user", role=known.role if known else "fault", sure=sure,
-        rule=known.name if known else "exception", is_local=known.local if known else False,
-    )  # fmt: skip
+        rank=rank,
+        node=node,
+        t=t,
+        source=source,
+        what=what,
+        fingerprint=mark,
+        is_exception=True,
+        kind=known.kind if known else "user",
+        role=known.role if known else "fault",
+        sure=sure,
+        rule=known.name if known else "exception",
+        is_local=known.local if known else False,
+    )
 
 
 def of_code(code: int, rank: int | None, node: str, t: str, source: str, what: str = "", order: int = -1) -> End:
@@ -81,11 +90,20 @@ def of_code(code: int, rank: int | None, node: str, t: str, source: str, what: s
     known = patterns.of_end(code)
     text = what or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
     return End(
-        rank=rank, node=node, t=t, source=source, what=shown(text), exit_code=code, order=order,
-        kind=known.kind if known else "unknown", role=known.role if known else "fault",
-        sure=known.sure if known else "guess", rule=known.name if known else "",
-        is_local=known.local if known else False, fingerprint=fingerprint.of_end(f"exit code {code}"),
-    )  # fmt: skip
+        rank=rank,
+        node=node,
+        t=t,
+        source=source,
+        what=shown(text),
+        exit_code=code,
+        order=order,
+        kind=known.kind if known else "unknown",
+        role=known.role if known else "fault",
+        sure=known.sure if known else "guess",
+        rule=known.name if known else "",
+        is_local=known.local if known else False,
+        fingerprint=fingerprint.of_end(f"exit code {code}"),
+    )
 
 
 def of_srun(line: str, t: str, source: str, order: int) -> list[End]:

@@ -130,10 +130,17 @@ def _explained(end: End, lines: Sequence[End]) -> End:
     if best is None or _SURE[best.sure] > _SURE[end.sure]:
         return end
     return msgspec.structs.replace(
-        end, kind=best.kind, sure=best.sure, rule=best.rule, what=best.what, source=best.source, t=end.t or best.t,
-        is_local=best.is_local and (best.rank is not None or bool(best.node)), node=best.node or end.node,
+        end,
+        kind=best.kind,
+        sure=best.sure,
+        rule=best.rule,
+        what=best.what,
+        source=best.source,
+        t=end.t or best.t,
+        is_local=best.is_local and (best.rank is not None or bool(best.node)),
+        node=best.node or end.node,
         fingerprint=best.fingerprint,
-    )  # fmt: skip
+    )
 
 
 def _fits(line: End, end: End) -> bool:
@@ -204,13 +211,30 @@ def _merged(group: Sequence[End]) -> End:
 def _as_end(one: Evidence) -> End:
     at = _SRUN_LINE.search(one.source)
     return End(
-        rank=one.rank, node=one.node, t=one.t, source=one.source, what=one.what, kind=one.kind, role=one.role,
-        sure=patterns.sure_of(one.rule), rule=one.rule, is_local=patterns.is_local(one.rule),
-        order=int(at[1]) if at else -1, fingerprint=fingerprint.of_end(fingerprint.normal(one.what)),
-    )  # fmt: skip
+        rank=one.rank,
+        node=one.node,
+        t=one.t,
+        source=one.source,
+        what=one.what,
+        kind=one.kind,
+        role=one.role,
+        sure=patterns.sure_of(one.rule),
+        rule=one.rule,
+        is_local=patterns.is_local(one.rule),
+        order=int(at[1]) if at else -1,
+        fingerprint=fingerprint.of_end(fingerprint.normal(one.what)),
+    )
 
 
 def as_evidence(end: End) -> Evidence:
     """An end as evidence."""
-    return Evidence(t=end.t, source=end.source, what=end.what, kind=end.kind, rank=end.rank, node=end.node,
-                    role=end.role, rule=end.rule)  # fmt: skip
+    return Evidence(
+        t=end.t,
+        source=end.source,
+        what=end.what,
+        kind=end.kind,
+        rank=end.rank,
+        node=end.node,
+        role=end.role,
+        rule=end.rule,
+    )

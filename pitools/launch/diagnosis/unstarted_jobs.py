@@ -85,10 +85,15 @@ def judge(run_dir: Path, ref: run_folder.JobRef, told: Accounting | None, state:
     kind = "user" if said.kind == "unknown" and code in (126, 127) else said.kind
     where = "; see paths.python of the site" if said.line.startswith(f"{python}: ") else ""
     made = Cause(
-        attempt="", kind=kind, confidence="guess" if kind == "unknown" else "likely", state=state, exit_code=code,
-        reason=f"{reason}: {said.line}{where}", fingerprint=fingerprint.of_end(fingerprint.normal(said.line)),
+        attempt="",
+        kind=kind,
+        confidence="guess" if kind == "unknown" else "likely",
+        state=state,
+        exit_code=code,
+        reason=f"{reason}: {said.line}{where}",
+        fingerprint=fingerprint.of_end(fingerprint.normal(said.line)),
         evidence=(Evidence(t="", source=said.source, what=said.line, kind=kind, rule=said.rule),),
-    )  # fmt: skip
+    )
     node = _first_node(told)
     if kind == "user" and run_folder.attempts(run_dir) and not _is_as_before(run_dir, ref, made):
         what = f"{made.reason}; other jobs of the run could begin"

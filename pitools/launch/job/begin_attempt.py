@@ -48,10 +48,17 @@ def begin(job: Job, *, ends: str = "") -> Path:
         safe = _found_again(job, known)
     made = make(job)
     start = records.Start(
-        attempt=made.name, job=job.number, job_id=job.job_id, cluster=job.cluster, restart=job.restart,
-        node_list=job.node_list, nodes=job.nodes, started=timestamps.now(),
-        ends=ends or _ends(job, before, os.environ), progress=safe,
-    )  # fmt: skip
+        attempt=made.name,
+        job=job.number,
+        job_id=job.job_id,
+        cluster=job.cluster,
+        restart=job.restart,
+        node_list=job.node_list,
+        nodes=job.nodes,
+        started=timestamps.now(),
+        ends=ends or _ends(job, before, os.environ),
+        progress=safe,
+    )
     run_folder.write(made / "start.json", start)
     if job.mode == "run" and (why := fencing.overtaken(job)):
         # Whoever follows a job up takes its leave first, and then looks for starts: one of the two sees the other.

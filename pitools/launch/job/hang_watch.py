@@ -38,9 +38,10 @@ def limits(plan: Path) -> Limits | None:
     try:
         said = msgspec.json.decode(plan.read_bytes())["request"].get("watch", {})
         made = Limits(
-            float(said.get("hang_factor", 10.0)), units.seconds(str(said.get("hang_min", "2m"))),
+            float(said.get("hang_factor", 10.0)),
+            units.seconds(str(said.get("hang_min", "2m"))),
             units.seconds(str(said.get("start", "30m"))),
-        )  # fmt: skip
+        )
     except (OSError, ValueError, KeyError, AttributeError, PitError):  # a script without a run, say
         return Limits()
     return made if made.least_s > 0 else None

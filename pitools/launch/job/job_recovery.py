@@ -21,9 +21,14 @@ _ASK_S = 10.0
 
 
 def judged(
-    job: Job, attempt: Path, *, told: Accounting | None = None, left_s: float | None = None, begins: bool = False,
+    job: Job,
+    attempt: Path,
+    *,
+    told: Accounting | None = None,
+    left_s: float | None = None,
+    begins: bool = False,
     early: bool = False,
-) -> records.Decision:  # fmt: skip
+) -> records.Decision:
     """Judge one attempt of this run, decide what follows, and settle it, as far as a job of the run may.
 
     begins: it is asked at the beginning of the next attempt, whose nodes are then what counts. early: Slurm is about to

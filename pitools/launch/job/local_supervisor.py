@@ -48,9 +48,16 @@ def supervise(run_dir: Path, number: int = 0) -> int:
     run_folder.write(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, number))
     (run_dir / local_process.STARTING).unlink(missing_ok=True)
     job = job_context.Job(
-        run_dir=run_dir, number=number, job_id=f"local-{os.getpid()}", cluster="", restart=0,
-        node_list=socket.gethostname(), nodes=1, task="", mode=job_context.mode(run_dir, os.environ),
-    )  # fmt: skip
+        run_dir=run_dir,
+        number=number,
+        job_id=f"local-{os.getpid()}",
+        cluster="",
+        restart=0,
+        node_list=socket.gethostname(),
+        nodes=1,
+        task="",
+        mode=job_context.mode(run_dir, os.environ),
+    )
     ends = timestamps.text(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
     while True:
         try:
@@ -123,13 +130,22 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     shared = {
         **os.environ,
         **plan.request.env,
-        "PIT_RUN_DIR": str(run_dir), "PIT_ATTEMPT_DIR": str(attempt), "PIT_NONCE": secrets.token_hex(16),
-        "PIT_HEAD": node, "PIT_COORDINATOR": "127.0.0.1",
-        "PIT_TASKS_PER_NODE": str(world_size), "PIT_GPUS_PER_NODE": str(plan.job.gpus_per_node),
-        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(world_size),
-        "SLURM_STEP_NODELIST": node, "SLURM_JOB_NODELIST": node, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": node,
+        "PIT_RUN_DIR": str(run_dir),
+        "PIT_ATTEMPT_DIR": str(attempt),
+        "PIT_NONCE": secrets.token_hex(16),
+        "PIT_HEAD": node,
+        "PIT_COORDINATOR": "127.0.0.1",
+        "PIT_TASKS_PER_NODE": str(world_size),
+        "PIT_GPUS_PER_NODE": str(plan.job.gpus_per_node),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(world_size),
+        "SLURM_STEP_NODELIST": node,
+        "SLURM_JOB_NODELIST": node,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURMD_NODENAME": node,
         "SLURM_CPUS_PER_TASK": str(plan.job.cpus_per_task),
-    }  # fmt: skip
+    }
     stopper.children = []
     for rank in range(world_size):
         argv = [plan.python, "-u", "-m", "pitools.launch.rank.main", "plan", str(run_dir / "plan.json")]

@@ -43,9 +43,15 @@ class Stragglers:
             if rank not in self._said:
                 self._said.add(rank)
                 run_folder.note(
-                    self._run_dir, "straggler", attempt=self._attempt.name, rank=rank, node=self._node(rank),
-                    step=steps[rank][-1].step, own_s=round(times[0], 4), others_s=round(times[1], 4),
-                )  # fmt: skip
+                    self._run_dir,
+                    "straggler",
+                    attempt=self._attempt.name,
+                    rank=rank,
+                    node=self._node(rank),
+                    step=steps[rank][-1].step,
+                    own_s=round(times[0], 4),
+                    others_s=round(times[1], 4),
+                )
 
     def _node(self, rank: int) -> str:
         try:

@@ -24,9 +24,17 @@ _FIRST_S, _FILE_S, _LONGEST_S = 0.5, 2.0, 15.0
 _ASK_S = 10.0
 _STEP = re.compile(r"StepId=(\d{1,12}\.\d{1,9})\b")
 _PASSES = {
-    errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
-    errno.EREMOTEIO, errno.EAGAIN, errno.EINTR,
-}  # fmt: skip
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.EHOSTDOWN,
+    errno.EREMOTEIO,
+    errno.EAGAIN,
+    errno.EINTR,
+}
 
 
 def until_writable(folder: Path, patience_s: float = WRITABLE_S) -> bool:

@@ -105,8 +105,17 @@ def picture(runs: Sequence[Run], said: Sequence[str]) -> Table:
         step = status.last_step(last) if last else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
         # Reasons quote logs: nothing in them is markup.
-        cells = (run.run_id, run.state, run.job_id, run.attempt, str(run.steps), loss, run.cause, run.pending_reason,
-                 run.expected_start)  # fmt: skip
+        cells = (
+            run.run_id,
+            run.state,
+            run.job_id,
+            run.attempt,
+            str(run.steps),
+            loss,
+            run.cause,
+            run.pending_reason,
+            run.expected_start,
+        )
         table.add_row(*(Text(cell) for cell in cells))
     ended = [f"{run.run_id}: {run.cause}: {run.reason}" for run in runs if run.cause and run.state != "COMPLETED"]
     table.caption = Text("\n".join([*ended[-_LAST:], *said]))

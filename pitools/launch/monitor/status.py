@@ -34,9 +34,12 @@ _LOST_S, _LOST_PAUSE_S = 1200.0, 30.0  # `resume` goes on without a job that was
 
 # A verdict's cause in Slurm's words; any other is a failure.
 _STATES = {
-    "cancelled": "CANCELLED", "time-limit": "TIMEOUT", "memory": "OUT_OF_MEMORY", "preempted": "PREEMPTED",
+    "cancelled": "CANCELLED",
+    "time-limit": "TIMEOUT",
+    "memory": "OUT_OF_MEMORY",
+    "preempted": "PREEMPTED",
     "finished": "COMPLETED",
-}  # fmt: skip
+}
 
 _UNDATED = "1970-01-01T00:00:00Z"  # of a cancel whose record is damaged
 

@@ -65,7 +65,7 @@ def _copy(run_dir: Path, step: int, to: Path, run: str) -> None:
 
 def send(
     run_dir: Path, plan: Plan, site: Site, name: str, step: int | None, *, before: Callable[[], None]
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """Queue a plan at a site that shares no files, with a run's checkpoints; (job id, folder there). Safe to repeat.
 
     before: called when all is there, just before it is submitted; what it raises keeps it from being submitted.

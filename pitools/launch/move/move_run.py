@@ -202,7 +202,7 @@ def _ask(site: Site, ref: run_folder.JobRef, state: str, notice: str) -> None:
 
 def _begin(
     run_dir: Path, plan: Plan, other: Site, mine: Move, step: int | None, is_far: bool, require: Callable[[], None]
-) -> Moved:  # fmt: skip
+) -> Moved:
     """Start the run there, or find that it was started before. Raises as `move`.
 
     require: raises what keeps it from being started; asked again when all is there.
@@ -255,9 +255,14 @@ def _is_not_there(plan: Plan, other: Site, mine: Move, is_far: bool, error: Base
 def _conclude(run_dir: Path, made: Moved, stopped: Verdict) -> None:
     reason = apply_decision.REASONS["moved"].format(site=made.site, run=made.to, steps=made.step)
     said = Verdict(
-        state="stopped", code="moved", kind="cancelled", reason=reason, t=timestamps.now(), moved_to=made.to,
+        state="stopped",
+        code="moved",
+        kind="cancelled",
+        reason=reason,
+        t=timestamps.now(),
+        moved_to=made.to,
         attempts=len(run_folder.attempts(run_dir)),
-    )  # fmt: skip
+    )
     with held(run_dir / apply_decision.LOCK, f"run {run_dir.name}", wait_s=20.0):
         hint = f"it had been submitted there by then: pit launch cancel {made.to} --site {made.site}"
         _require(run_dir, stopped, hint)

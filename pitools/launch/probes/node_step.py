@@ -14,7 +14,16 @@ def run_on_nodes(argv: Sequence[str], node_list: str, timeout_s: float) -> subpr
     """
     nodes = hostlist.count(node_list)
     srun = [
-        "srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--nodelist={node_list}",
-        "--distribution=block", "--mem=0", "--output=none", "--error=none", "--input=none",
-    ]  # fmt: skip
+        "srun",
+        "--overlap",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        f"--nodelist={node_list}",
+        "--distribution=block",
+        "--mem=0",
+        "--output=none",
+        "--error=none",
+        "--input=none",
+    ]
     return subprocesses.run([*srun, *argv], timeout_s=timeout_s, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))

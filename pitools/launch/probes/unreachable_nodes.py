@@ -75,8 +75,9 @@ def fallen(attempt: Path, start: Start, reach: Reach) -> list[Silent]:
     known = [match for match in map(_STATE.match, told.stdout.splitlines()) if match]
     found = [
         Silent(t=timestamps.now(), node=one["node"], address="", error=f"Slurm has lost it: {one['state']}")
-        for one in known if _LOST.search(one["state"]) and not _RESTS.match(one["state"])
-    ]  # fmt: skip
+        for one in known
+        if _LOST.search(one["state"]) and not _RESTS.match(one["state"])
+    ]
     first = next(iter(hostlist.expand(start.node_list)), "")
     begun = next((f"{one['begun']}.000Z" for one in known if one["node"] == first), "")
     if not found and begun[:1].isdecimal() and begun > start.started:  # "None" of one that is powered off

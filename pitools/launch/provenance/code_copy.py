@@ -110,8 +110,10 @@ def take(
     for link in linked:
         (to / link.path).symlink_to(link.link)
     whole = _whole(made, linked, skipped)
-    names = {why: sorted(_shown(str(path.relative_to(root))) for path in excluded if excluded[path] == why)
-             for why in ("secret", "ignored")}  # fmt: skip
+    names = {
+        why: sorted(_shown(str(path.relative_to(root))) for path in excluded if excluded[path] == why)
+        for why in ("secret", "ignored")
+    }
     return msgspec.structs.replace(whole, secrets=tuple(names["secret"]), ignored=tuple(names["ignored"]))
 
 
@@ -252,6 +254,9 @@ def _shown(name: str) -> str:
 def _whole(files: list[File], linked: list[File], skipped: list[str]) -> Code:
     text = "".join(f"{one.kind}\t{one.path}\t{one.digest}{one.link}\n" for one in (*files, *linked))
     return Code(
-        files=tuple(files), linked=tuple(linked), skipped=tuple(skipped),
-        bytes=sum(one.bytes for one in files), digest=digest.of_bytes(text.encode()),
-    )  # fmt: skip
+        files=tuple(files),
+        linked=tuple(linked),
+        skipped=tuple(skipped),
+        bytes=sum(one.bytes for one in files),
+        digest=digest.of_bytes(text.encode()),
+    )

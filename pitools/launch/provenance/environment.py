@@ -114,9 +114,13 @@ def lock(python: str, site: Site, env: Mapping[str, str]) -> tuple[Environment, 
             editable.append(Editable(name=name, path=path, described=git_state.described(Path(path))))
     text = "".join(f"{line}\n" for line in lines)
     environment = Environment(
-        python=version, implementation=implementation, executable=executable, packages=len(lines),
-        digest=digest.of_bytes(text.encode()), editable=tuple(editable),
-    )  # fmt: skip
+        python=version,
+        implementation=implementation,
+        executable=executable,
+        packages=len(lines),
+        digest=digest.of_bytes(text.encode()),
+        editable=tuple(editable),
+    )
     return environment, text
 
 

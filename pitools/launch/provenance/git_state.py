@@ -32,8 +32,17 @@ _TIMEOUT_S = 10.0
 _SAFE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=true")
 _ENV = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames", "--ahead-behind")
-_DIFF = ("diff", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
-         "--src-prefix=a/", "--dst-prefix=b/")  # fmt: skip
+_DIFF = (
+    "diff",
+    "--binary",
+    "--full-index",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-renames",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 
 
 class Git(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +114,7 @@ def _look(workdir: Path, patch: Path, without: Collection[Path]) -> Git:
 
 def _patched(
     git: Git, top: Path, index: Path, patch: Path, changed: Sequence[str], untracked: Sequence[str], secret: set[str]
-) -> Git:  # fmt: skip
+) -> Git:
     large = _too_large(top, [name for name in (*changed, *untracked) if name not in secret])
     outside = large | secret
     added = [name for name in untracked if name not in outside]
@@ -147,9 +156,10 @@ def _excluded(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
     root = workdir.resolve()
     exclusions = Exclusions(root, ())
     return {
-        name for name in names
+        name
+        for name in names
         if (exclusions.reason(top / name) if (top / name).is_relative_to(root) else is_secret(top / name, name))
-    }  # fmt: skip
+    }
 
 
 def ignored(workdir: Path) -> list[str] | None:
@@ -210,7 +220,7 @@ def _left_out(top: Path, name: str, without: Collection[Path]) -> bool:
 
 def _git(
     at: Path, *words: str, env: Mapping[str, str] = _ENV, stdout: BinaryIO | None = None
-) -> subprocesses.Completed:  # fmt: skip
+) -> subprocesses.Completed:
     # Inside one of git's own hooks its variables would lead to another repository.
     bent = [name for name in os.environ if name.startswith("GIT_")]
     argv = ["git", *_SAFE, "-C", str(at), *words]

@@ -226,7 +226,10 @@ def _note() -> None:
         run_folder.write(
             Path(attempt) / "machine.json",
             Machine(
-                node=os.environ.get("PIT_NODE", ""), python=platform.python_version(), kernel=platform.release(),
-                architecture=platform.machine(), driver=driver,
+                node=os.environ.get("PIT_NODE", ""),
+                python=platform.python_version(),
+                kernel=platform.release(),
+                architecture=platform.machine(),
+                driver=driver,
             ),
-        )  # fmt: skip
+        )

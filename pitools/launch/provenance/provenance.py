@@ -87,13 +87,23 @@ def capture(plan: Plan, site: Site, building: Path, run_dir: Path) -> Plan:
     told, others = environment.variables(command=plan.request.command, env=plan.request.env)
     site_json = site_text(site)
     record = Provenance(
-        t=timestamps.now(), run=run_dir.name, pitools=pitools.__version__, python=plan.python,
+        t=timestamps.now(),
+        run=run_dir.name,
+        pitools=pitools.__version__,
+        python=plan.python,
         workdir=(parent.workdir if parent else str(workdir.resolve())) if held else "",
-        files=sum(one.kind == "file" for one in held.files) if held else 0, bytes=held.bytes if held else 0,
-        code=held.digest if held else "", git=found, environment=lock, site=digest.of_bytes(site_json),
-        template=template_digest(site), variables=told, others=others, parent=parent.run if parent else "",
+        files=sum(one.kind == "file" for one in held.files) if held else 0,
+        bytes=held.bytes if held else 0,
+        code=held.digest if held else "",
+        git=found,
+        environment=lock,
+        site=digest.of_bytes(site_json),
+        template=template_digest(site),
+        variables=told,
+        others=others,
+        parent=parent.run if parent else "",
         warnings=tuple(_warnings(plan, workdir, held, lock)),
-    )  # fmt: skip
+    )
     write_atomic(building / SITE, site_json + b"\n", durable=False)
     if text:
         write_atomic(building / environment.FILE_NAME, text, durable=False)

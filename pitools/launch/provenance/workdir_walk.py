@@ -15,9 +15,19 @@ from pitools.site.tar_stream import Entry
 LIMIT = 256 << 20
 MOST = 50_000
 _LEFT_OUT = {
-    ".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".nox",
-    ".ipynb_checkpoints", "node_modules",
-}  # fmt: skip
+    ".git",
+    ".hg",
+    ".svn",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
+    ".ipynb_checkpoints",
+    "node_modules",
+}
 # By what a folder is seen to be an environment, which is no use elsewhere, a run, or a dataset.
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 _RUN = ("plan.json", "attempts")

@@ -58,9 +58,15 @@ def failure(error: BaseException, code: int, rank: int, node: str) -> RankFailur
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     message = (str(error).strip().splitlines() or [""])[0][:_MESSAGE]
     return RankFailure(
-        t=timestamps.now(), rank=rank, node=node, exit_code=code, error=name, message=message,
-        fingerprint=fingerprint.of(name, message, trace), trace=_end(trace),
-    )  # fmt: skip
+        t=timestamps.now(),
+        rank=rank,
+        node=node,
+        exit_code=code,
+        error=name,
+        message=message,
+        fingerprint=fingerprint.of(name, message, trace),
+        trace=_end(trace),
+    )
 
 
 def _end(trace: str) -> str:

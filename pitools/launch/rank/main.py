@@ -69,9 +69,15 @@ def _enter(framework: str) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.environ.update(variables(at, os.environ, framework, coordinator, data))
     record = run_folder.Rank(
-        rank=at.rank, world_size=at.world_size, local_rank=at.local_rank, node=at.node, pid=os.getpid(),
-        coordinator=coordinator, data=data, oom_kills=oom.oom_kills(),
-    )  # fmt: skip
+        rank=at.rank,
+        world_size=at.world_size,
+        local_rank=at.local_rank,
+        node=at.node,
+        pid=os.getpid(),
+        coordinator=coordinator,
+        data=data,
+        oom_kills=oom.oom_kills(),
+    )
     run_folder.write(at.attempt_dir / "ranks" / f"{at.rank}.json", record)
 
 

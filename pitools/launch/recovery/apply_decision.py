@@ -70,9 +70,16 @@ def _job_of(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
 
 
 def act(
-    run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision, *, in_job: bool,
-    after: run_folder.JobRef | None, patience_s: float = next_job.PATIENCE_S,
-) -> Decision:  # fmt: skip
+    run_dir: Path,
+    plan: Plan,
+    site: Site,
+    cause: Cause,
+    decided: Decision,
+    *,
+    in_job: bool,
+    after: run_folder.JobRef | None,
+    patience_s: float = next_job.PATIENCE_S,
+) -> Decision:
     """The same for a caller that has the run's lock.
 
     in_job: on a node, so that Slurm is called from there. after: the job that this is about, to be followed.
@@ -103,15 +110,26 @@ def _write_down(run_dir: Path, site: Site, cause: Cause, decided: Decision) -> N
     with contextlib.suppress(PitError):  # a list that cannot be kept is no reason to stop
         exclusions.add(run_dir.parent, site, decided.exclude, cause, run_dir.name)
     run_folder.note(
-        run_dir, "decided", attempt=cause.attempt, kind=decided.kind, action=decided.action, reason=decided.reason,
+        run_dir,
+        "decided",
+        attempt=cause.attempt,
+        kind=decided.kind,
+        action=decided.action,
+        reason=decided.reason,
         exclude=list(decided.exclude),
-    )  # fmt: skip
+    )
 
 
 def _next_job(
-    run_dir: Path, plan: Plan, site: Site, in_job: bool, cause: Cause, decided: Decision, old: run_folder.JobRef | None,
+    run_dir: Path,
+    plan: Plan,
+    site: Site,
+    in_job: bool,
+    cause: Cause,
+    decided: Decision,
+    old: run_folder.JobRef | None,
     patience_s: float,
-) -> None:  # fmt: skip
+) -> None:
     if site.scheduler == "none":
         job = local_process.start(run_dir, site)
         run_folder.write(run_dir / "job.json", job)
@@ -190,10 +208,16 @@ def conclude(run_dir: Path, kind: Kind, reason: str = "", exit_code: int | None 
     ended: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
     code: VerdictCode = "moving" if moved_to else ended
     made = Verdict(
-        state="finished" if code == "finished" else "stopped", code=code, kind=kind, t=timestamps.now(),
-        reason=reason or REASONS.get(code, ""), attempts=len(run_folder.attempts(run_dir)), jobs=_jobs(run_dir),
-        exit_code=exit_code, moved_to=moved_to,
-    )  # fmt: skip
+        state="finished" if code == "finished" else "stopped",
+        code=code,
+        kind=kind,
+        t=timestamps.now(),
+        reason=reason or REASONS.get(code, ""),
+        attempts=len(run_folder.attempts(run_dir)),
+        jobs=_jobs(run_dir),
+        exit_code=exit_code,
+        moved_to=moved_to,
+    )
     path = run_dir / "verdict.json"
     building = run_dir / f".verdict.{os.getpid()}.{secrets.token_hex(4)}"
     try:

@@ -50,9 +50,15 @@ RULES: dict[Kind, Rule] = {
 
 
 def decide(
-    plan: Plan, site: Site, cause: Cause, history: Sequence[Cause], *, in_job: bool = False,
-    left_s: float | None = None, here: Sequence[str] | None = None,
-) -> Decision:  # fmt: skip
+    plan: Plan,
+    site: Site,
+    cause: Cause,
+    history: Sequence[Cause],
+    *,
+    in_job: bool = False,
+    left_s: float | None = None,
+    here: Sequence[str] | None = None,
+) -> Decision:
     """What the run does next. Pure.
 
     history: the causes of the attempts before, oldest first. in_job: asked inside a job. here: asked by a job that was
@@ -190,9 +196,14 @@ def _where(cause: Cause) -> tuple[str, ...]:
 
 
 def _say(
-    cause: Cause, action: Action, reason: str, *, kind: Kind | None = None, exclude: tuple[str, ...] = (),
+    cause: Cause,
+    action: Action,
+    reason: str,
+    *,
+    kind: Kind | None = None,
+    exclude: tuple[str, ...] = (),
     wait_s: float = 0.0,
-) -> Decision:  # fmt: skip
+) -> Decision:
     return Decision(
         attempt=cause.attempt, action=action, kind=kind or cause.kind, reason=reason, exclude=exclude, wait_s=wait_s
     )

@@ -39,8 +39,11 @@ def told(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Accounting | None
             leave_it(run_dir, ref)
         return None
     # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.
-    ended = [one for one in client(site).accounting([ref.job_id])
-             if one.raw_id == ref.job_id and one.end[:19] >= last.started[:19]]  # fmt: skip
+    ended = [
+        one
+        for one in client(site).accounting([ref.job_id])
+        if one.raw_id == ref.job_id and one.end[:19] >= last.started[:19]
+    ]
     if ended and ended[-1].state == "NODE_FAIL":
         return ended[-1]
     if ended:

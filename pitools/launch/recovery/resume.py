@@ -226,9 +226,14 @@ def _past(run_dir: Path, site: Site, ref: run_folder.JobRef, told: Accounting) -
 
 
 def _go_on(
-    run_dir: Path, site: Site, ref: run_folder.JobRef, told: Accounting | None, state: str, force: bool,
+    run_dir: Path,
+    site: Site,
+    ref: run_folder.JobRef,
+    told: Accounting | None,
+    state: str,
+    force: bool,
     patience_s: float = next_job.PATIENCE_S,
-) -> Resumed:  # fmt: skip
+) -> Resumed:
     last = _last_of(run_dir, ref)
     if site.scheduler == "none" and last and (alive := slurm_query.survivors(last)):
         what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
@@ -251,18 +256,31 @@ def _go_on(
     if decided.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
         # A callable's pickle is known by the id of the job that it was submitted with.
         decided = replace(decided, action="stop", reason=f"{cause.reason}; its submitter alone can submit it again")
-    decided = apply_decision.act(run_dir, plan, site, cause, decided, in_job=False, after=ref,
-                           patience_s=patience_s)  # fmt: skip
-    return _said(run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind,
-                 exclude=decided.exclude)  # fmt: skip
+    decided = apply_decision.act(run_dir, plan, site, cause, decided, in_job=False, after=ref, patience_s=patience_s)
+    return _said(
+        run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind, exclude=decided.exclude
+    )
 
 
-def _said(run_dir: Path, action: str, reason: str, *, job_id: str = "", attempt: str = "", cause: str = "",
-          exclude: tuple[str, ...] = ()) -> Resumed:  # fmt: skip
+def _said(
+    run_dir: Path,
+    action: str,
+    reason: str,
+    *,
+    job_id: str = "",
+    attempt: str = "",
+    cause: str = "",
+    exclude: tuple[str, ...] = (),
+) -> Resumed:
     ref = None
     with contextlib.suppress(DataError, ClusterError):
         ref = submissions.newest(run_dir)
     return Resumed(
-        run_id=run_dir.name, action=action, reason=reason, job_id=job_id or (ref.job_id if ref else ""),  # type: ignore[arg-type]
-        attempt=attempt, cause=cause, exclude=exclude,
-    )  # fmt: skip
+        run_id=run_dir.name,
+        action=action,
+        reason=reason,
+        job_id=job_id or (ref.job_id if ref else ""),  # type: ignore[arg-type]
+        attempt=attempt,
+        cause=cause,
+        exclude=exclude,
+    )

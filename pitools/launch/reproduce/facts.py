@@ -17,8 +17,20 @@ from pitools.run import run_folder, steps
 from pitools.site.schema import Site
 from pitools.store import digest
 
-PARTS = ("request", "plan", "code", "git", "environment", "data", "site", "template", "variables", "nodes", "machine",
-         "outcome")  # fmt: skip
+PARTS = (
+    "request",
+    "plan",
+    "code",
+    "git",
+    "environment",
+    "data",
+    "site",
+    "template",
+    "variables",
+    "nodes",
+    "machine",
+    "outcome",
+)
 _NOT_RECORDED = "not recorded"
 
 Facts = dict[tuple[str, str], str]
@@ -48,9 +60,11 @@ def of_run(run_dir: Path) -> Facts:
     record = provenance.read(run_dir)
     facts = _of_plan(load_plan(run_dir))
     for part, pairs in (
-        ("code", _code(run_dir, record)), ("nodes", _nodes(run_dir)), ("machine", _machine(run_dir)),
+        ("code", _code(run_dir, record)),
+        ("nodes", _nodes(run_dir)),
+        ("machine", _machine(run_dir)),
         ("outcome", _outcome(run_dir)),
-    ):  # fmt: skip
+    ):
         facts |= {(part, key): value for key, value in pairs}
     if record is None:
         return facts | {(part, ""): _NOT_RECORDED for part in ("git", "environment", "site")}
@@ -66,9 +80,12 @@ def now(plan: Plan, site: Site, run_dir: Path) -> Facts:
     lock, text = environment.lock(plan.python, site, plan.request.env)
     raw = provenance.site_text(site)
     record = msgspec.structs.replace(
-        record, environment=lock, site=digest.of_bytes(raw), template=provenance.template_digest(site),
+        record,
+        environment=lock,
+        site=digest.of_bytes(raw),
+        template=provenance.template_digest(site),
         variables=environment.variables(command=plan.request.command, env=plan.request.env)[0],
-    )  # fmt: skip
+    )
     facts = _of_plan(plan) | _of_record(record, text, json.loads(raw))
     return facts | {("code", key): value for key, value in _code(run_dir, record)}
 

@@ -164,6 +164,10 @@ def _accounts(slurm: Client, found: Kept, gone: Sequence[str]) -> Kept:
 
 def _failure(error: PitError, before: Failure | None) -> Failure:
     return Failure(
-        what=error.what, where=error.where, hint=error.hint, retry=error.retry, t_s=time.time(),
+        what=error.what,
+        where=error.where,
+        hint=error.hint,
+        retry=error.retry,
+        t_s=time.time(),
         times=before.times + 1 if before else 1,
-    )  # fmt: skip
+    )

@@ -182,9 +182,14 @@ class _Sending:
 
     def _look(self, intent: submissions.Intent, over_s: float, doubt: Unanswered) -> Submitted | None:
         job_id = find_job.look(
-            self.slurm, self.name, self.path, intended=datetime.fromisoformat(intent.t), over_s=over_s,
-            until=self.until, doubt=doubt,
-        )  # fmt: skip
+            self.slurm,
+            self.name,
+            self.path,
+            intended=datetime.fromisoformat(intent.t),
+            over_s=over_s,
+            until=self.until,
+            doubt=doubt,
+        )
         if job_id is None:
             return None
         self._say(f"found job {self.name}: {job_id}")
@@ -194,7 +199,7 @@ class _Sending:
         cluster = found.cluster or self.site.slurm.cluster or _cluster(self.site, self.slurm)
         job = JobRef(
             job_id=found.job_id, site=self.site.name, submitted=timestamps.now(), cluster=cluster, number=self.number
-        )  # fmt: skip
+        )
         try:
             run_folder.write(self.path / "job.json", job, durable=True)
             _as_newest(self.run_dir, job)

@@ -41,9 +41,12 @@ def script(text: str, run_dir: str) -> str:
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     ask = (_PLAIN + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"), code=NO_LEAVE, run=_RUN,
-        attempts=shlex.quote(f"{run_dir}/attempts"), succeeded=SUCCEEDED,
-    )  # fmt: skip
+        link=shlex.quote(f"{run_dir}/{LINK}"),
+        code=NO_LEAVE,
+        run=_RUN,
+        attempts=shlex.quote(f"{run_dir}/attempts"),
+        succeeded=SUCCEEDED,
+    )
     return "".join([*lines[:head], ask, *lines[head:]])
 
 

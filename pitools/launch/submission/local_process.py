@@ -94,9 +94,14 @@ def make_job_ref(pid: int, site: str, number: int) -> run_folder.JobRef:
     """Return the supervisor with this process id as a job of its run."""
     # A pid is only a name for a while; with the start time it is this process's for ever.
     return run_folder.JobRef(
-        job_id=f"local-{pid}", site=site, submitted=timestamps.now(), number=number,
-        host=socket.gethostname(), pid=pid, start_ticks=_start_ticks(pid),
-    )  # fmt: skip
+        job_id=f"local-{pid}",
+        site=site,
+        submitted=timestamps.now(),
+        number=number,
+        host=socket.gethostname(),
+        pid=pid,
+        start_ticks=_start_ticks(pid),
+    )
 
 
 def alive(job: run_folder.JobRef) -> bool | None:

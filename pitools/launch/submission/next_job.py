@@ -16,9 +16,15 @@ PATIENCE_S = 60.0
 
 
 def send(
-    run_dir: Path, plan: Plan, site: Site, *, number: int | None = None, wait_s: float = 0.0,
-    patience_s: float | None = PATIENCE_S, args: Sequence[str] = (),
-) -> run_folder.JobRef:  # fmt: skip
+    run_dir: Path,
+    plan: Plan,
+    site: Site,
+    *,
+    number: int | None = None,
+    wait_s: float = 0.0,
+    patience_s: float | None = PATIENCE_S,
+    args: Sequence[str] = (),
+) -> run_folder.JobRef:
     """Submit the run's next job, exactly once, or finish the submission that was begun. Raises as `exactly_once.send`.
 
     number: which it is. wait_s: the job is not to begin before. patience_s: with a Slurm that is busy or silent. args:

@@ -53,13 +53,19 @@ def note(run_dir: Path, got: Acquired) -> None:
     """Let the run's events tell of its choice."""
     with contextlib.suppress(OSError):  # the job is there all the same
         run_folder.note(
-            run_dir, "topology", by=got.by, tries=got.tries, chosen=got.chosen, node_list=got.node_list,
-            leaves=got.leaves, is_within=got.is_within, is_lifted=got.is_lifted, why=got.why,
-        )  # fmt: skip
+            run_dir,
+            "topology",
+            by=got.by,
+            tries=got.tries,
+            chosen=got.chosen,
+            node_list=got.node_list,
+            leaves=got.leaves,
+            is_within=got.is_within,
+            is_lifted=got.is_lifted,
+            why=got.why,
+        )
 
 
 def _wish(plan: Plan, follow_s: float) -> Wish:
     by = plan.request.topology
-    return Wish(
-        by="exclude" if by == "none" else by, timeout_s=follow_s, silent_s=follow_s, segment=plan.job.segment
-    )  # fmt: skip
+    return Wish(by="exclude" if by == "none" else by, timeout_s=follow_s, silent_s=follow_s, segment=plan.job.segment)

@@ -100,10 +100,15 @@ def intend(run_dir: Path, number: int, site: Site, args: tuple[str, ...]) -> Int
     path = at(run_dir, number) / "intent.json"
     before, now = run_folder.read(path, Intent), timestamps.now()
     intent = Intent(
-        name=name(run_dir, number), number=number, site=site.name, cluster=site.slurm.cluster, args=args,
-        t=before.t if before else now, tried=now,
+        name=name(run_dir, number),
+        number=number,
+        site=site.name,
+        cluster=site.slurm.cluster,
+        args=args,
+        t=before.t if before else now,
+        tried=now,
         who=f"uid {os.geteuid()} on {socket.gethostname()}, pid {os.getpid()}",
-    )  # fmt: skip
+    )
     run_folder.write(path, intent, durable=True)
     try:
         for above in path.parents[1:4]:

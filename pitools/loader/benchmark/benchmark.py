@@ -100,9 +100,17 @@ class _Subject(NamedTuple):
         )
 
 
-def bench(path: Path, *, batch_size: int = 64, length: int = 16, threads: int = 2, names: Sequence[str] = (),
-          transform: Transform | None = None, limit_s: float = 3.0,
-          resident_bytes: int = RESIDENT_BYTES) -> list[Stage]:  # fmt: skip
+def bench(
+    path: Path,
+    *,
+    batch_size: int = 64,
+    length: int = 16,
+    threads: int = 2,
+    names: Sequence[str] = (),
+    transform: Transform | None = None,
+    limit_s: float = 3.0,
+    resident_bytes: int = RESIDENT_BYTES,
+) -> list[Stage]:
     """Measure windows of `length` steps, and say what bounds them. names: of arrays, all along steps where none.
 
     limit_s: of each stage. resident_bytes: as of `Arrays`. Raises UsageError, ConfigError for what cannot be loaded,
@@ -210,10 +218,26 @@ def _batched(subject: _Subject, stage: str, cache: str, done: Pass, bound: str =
     return _stage(subject, stage, cache, samples, samples * subject.sample_bytes(), done.wall_s, bound, advice)
 
 
-def _stage(subject: _Subject, stage: str, cache: str, samples: float, n_bytes: int, wall_s: float, bound: str = "",
-           advice: str = "") -> Stage:  # fmt: skip
+def _stage(
+    subject: _Subject,
+    stage: str,
+    cache: str,
+    samples: float,
+    n_bytes: int,
+    wall_s: float,
+    bound: str = "",
+    advice: str = "",
+) -> Stage:
     return Stage(
-        dataset=subject.arrays.manifest.name, version=subject.arrays.version, stage=stage, cache=cache,
-        threads=subject.threads, samples=round(samples), wall_s=wall_s, samples_per_s=samples / wall_s,
-        bytes_per_s=n_bytes / wall_s, bound=bound, advice=advice,
-    )  # fmt: skip
+        dataset=subject.arrays.manifest.name,
+        version=subject.arrays.version,
+        stage=stage,
+        cache=cache,
+        threads=subject.threads,
+        samples=round(samples),
+        wall_s=wall_s,
+        samples_per_s=samples / wall_s,
+        bytes_per_s=n_bytes / wall_s,
+        bound=bound,
+        advice=advice,
+    )

@@ -51,9 +51,18 @@ class Bucketed:
     """Sequences in batches of similar length; `fields` are those of the longest."""
 
     def __init__(
-        self, arrays: Arrays, names: Sequence[str], sequences: Sequences, edges: Sequence[int], *,
-        steps: int = 0, batch_size: int = 0, multiple: int = 8, seed: int = 0, shuffle: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        arrays: Arrays,
+        names: Sequence[str],
+        sequences: Sequences,
+        edges: Sequence[int],
+        *,
+        steps: int = 0,
+        batch_size: int = 0,
+        multiple: int = 8,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
         """edges: greatest lengths of the buckets, ascending; see `quantiles`. steps: at most in a batch, padding
         counted; or batch_size: of each. multiple: batch sizes are multiples of it, so that ranks share evenly.
 
@@ -65,19 +74,27 @@ class Bucketed:
         self.where, self._arrays, self._sequences = str(arrays.path), arrays, sequences
         self._told = Instructions(arrays)
         self.identity = {
-            "dataset": arrays.version, "sequences": sequences.identity, "edges": " ".join(map(str, edges)),
-            "steps": str(steps), "batch_size": str(batch_size), "multiple": str(multiple), "seed": str(seed),
+            "dataset": arrays.version,
+            "sequences": sequences.identity,
+            "edges": " ".join(map(str, edges)),
+            "steps": str(steps),
+            "batch_size": str(batch_size),
+            "multiple": str(multiple),
+            "seed": str(seed),
             "shuffle": str(shuffle),
-        }  # fmt: skip
+        }
         of = np.searchsorted(np.asarray(edges), lengths)
         self._order = Order(dataset=f"{arrays.version} buckets", samples=1, seed=seed, shuffle=shuffle)
         self._buckets = [
             _Bucket(
-                edge, batch_size or steps // edge // multiple * multiple, which,
+                edge,
+                batch_size or steps // edge // multiple * multiple,
+                which,
                 Order(dataset=f"{arrays.version} bucket {number}", samples=len(which), seed=seed, shuffle=shuffle),
             )
-            for number, edge in enumerate(edges) if len(which := np.flatnonzero(of == number))
-        ]  # fmt: skip
+            for number, edge in enumerate(edges)
+            if len(which := np.flatnonzero(of == number))
+        ]
         self.planned = min(bucket.size for bucket in self._buckets)
         self.fields = {name: field_of(arrays, name, self._buckets[-1].length) for name in names}
         self._kept: dict[int, _Round] = {}
@@ -125,8 +142,10 @@ class Bucketed:
         """`episode`, `instruction` (its number in `instructions`, -1 for none) and `length` of each sequence: (n,)."""
         episode = self._sequences.episode[drawn.samples]
         return {
-            "episode": episode, "instruction": self._told.of(episode), "length": self._sequences.lengths[drawn.samples],
-        }  # fmt: skip
+            "episode": episode,
+            "instruction": self._told.of(episode),
+            "length": self._sequences.lengths[drawn.samples],
+        }
 
     @property
     def instructions(self) -> tuple[str, ...]:

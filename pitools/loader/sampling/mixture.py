@@ -44,9 +44,14 @@ class Mixture:
     planned = 0
 
     def __init__(
-        self, members: Sequence[Samples], weights: Sequence[float], *, rename: Mapping[int, Mapping[str, str]] = {},
-        turn: Literal["even", "shuffled"] = "even", seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        members: Sequence[Samples],
+        weights: Sequence[float],
+        *,
+        rename: Mapping[int, Mapping[str, str]] = {},
+        turn: Literal["even", "shuffled"] = "even",
+        seed: int = 0,
+    ) -> None:
         """weights: of samples, in any unit. rename: number of a dataset → its name of an array → the name here.
 
         turn: `even` spreads the turns of each as evenly as can be; `shuffled` deals each 4,096 or more at random.
@@ -59,11 +64,16 @@ class Mixture:
         self.fields = _unified(self._members, self._names)
         self.where = ", ".join(member.where for member in members)
         self.identity = {
-            "weights": " ".join(map(str, self._turns.parts.tolist())), "turn": turn, "seed": str(seed),
+            "weights": " ".join(map(str, self._turns.parts.tolist())),
+            "turn": turn,
+            "seed": str(seed),
             "datasets": str(len(members)),
-            **{f"{number} {key}": value for number, member in enumerate(members)
-               for key, value in member.identity.items()},
-        }  # fmt: skip
+            **{
+                f"{number} {key}": value
+                for number, member in enumerate(members)
+                for key, value in member.identity.items()
+            },
+        }
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:32]
         cycle = len(self._turns.whose)
         span = cycle * (-(-_DEALT // cycle) if turn == "shuffled" else 1)

@@ -101,11 +101,21 @@ def report(arrays: Arrays, episodes: Indices, length: int, *, window: int = 1, l
     known = sequences(arrays.offsets, episodes, length, window=window, long=long)
     plan = Packing(known, length)
     return PackingReport(
-        name=arrays.manifest.name, version=arrays.version, length=length, window=window, long=long,
-        episodes=len(episodes), sequences=len(known.start), rows=plan.rows, steps=plan.steps,
-        padding_steps=plan.rows * length - plan.steps, fill=round(plan.fill, 6), split=known.split,
-        dropped=known.dropped, longest=int((arrays.offsets[episodes + 1] - arrays.offsets[episodes]).max()),
-    )  # fmt: skip
+        name=arrays.manifest.name,
+        version=arrays.version,
+        length=length,
+        window=window,
+        long=long,
+        episodes=len(episodes),
+        sequences=len(known.start),
+        rows=plan.rows,
+        steps=plan.steps,
+        padding_steps=plan.rows * length - plan.steps,
+        fill=round(plan.fill, 6),
+        split=known.split,
+        dropped=known.dropped,
+        longest=int((arrays.offsets[episodes + 1] - arrays.offsets[episodes]).max()),
+    )
 
 
 def best_fit(counts: Indices, length: int) -> list[Group]:
@@ -176,18 +186,28 @@ class Packed:
     planned = 0
 
     def __init__(
-        self, arrays: Arrays, names: Sequence[str], packing: Packing, *, seed: int = 0, shuffle: bool = True,
+        self,
+        arrays: Arrays,
+        names: Sequence[str],
+        packing: Packing,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
         deal: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """deal: each epoch, other sequences of the same lengths share a row. Raises UsageError, DataError."""
         require_of(arrays, *packing.sequences[:3])
         self.where, self.packing = str(arrays.path), packing
         self._arrays, self._deal, self._told = arrays, deal, Instructions(arrays)
         self.order = Order(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
-            "dataset": arrays.version, "sequences": packing.identity, "length": str(packing.length),
-            "seed": str(seed), "shuffle": str(shuffle), "deal": str(deal),
-        }  # fmt: skip
+            "dataset": arrays.version,
+            "sequences": packing.identity,
+            "length": str(packing.length),
+            "seed": str(seed),
+            "shuffle": str(shuffle),
+            "deal": str(deal),
+        }
         self.fields = {name: field_of(arrays, name, packing.length) for name in names}
 
     def batch(self, position: int, batch_size: int) -> tuple[int, int]:

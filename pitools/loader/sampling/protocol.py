@@ -128,9 +128,12 @@ class Windowed:
         self._arrays, self._windows, self._told = arrays, windows, Instructions(arrays)
         self.order = Order(dataset=arrays.version, samples=len(windows), seed=seed, shuffle=shuffle)
         self.identity = {
-            "dataset": arrays.version, "samples": str(len(windows)), "windows": windows.identity, "seed": str(seed),
+            "dataset": arrays.version,
+            "samples": str(len(windows)),
+            "windows": windows.identity,
+            "seed": str(seed),
             "shuffle": str(shuffle),
-        }  # fmt: skip
+        }
         self.fields: dict[str, Field] = {
             name: field_of(arrays, name, span.length) for name, span in windows.spans.items()
         }

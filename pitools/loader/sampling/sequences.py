@@ -37,7 +37,7 @@ class Sequences(NamedTuple):
 
 def sequences(
     offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, long: Long = "refuse"
-) -> Sequences:  # fmt: skip
+) -> Sequences:
     """The episodes as sequences of at most `longest` steps.
 
     offsets: (all episodes + 1,) first steps. long: what to do with a longer one; `split` cuts it into parts of the

@@ -48,7 +48,7 @@ class Windows:
 
     def __init__(
         self, offsets: Indices, episodes: Indices, spans: Mapping[str, Span], *, stride: int = 1, pad: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         """offsets: (all episodes + 1,) first steps. episodes: those to take, by number, in this order.
 
         Raises UsageError for no span, one that holds nothing, or a stride below 1.

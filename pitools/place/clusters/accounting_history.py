@@ -47,9 +47,13 @@ def read(site: Site, timeout_s: float) -> Waits:
     """The waits of a site's jobs, at most a day old. One call. Raises Unreachable, ClusterError without accounting."""
     key = snapshot.key(site, "waits")
     return cache.get(
-        key, Waits, lambda left_s: ask(site, left_s, max(1, DAYS >> cache.failures(key))),
-        max_age_s=_DAY_S, timeout_s=timeout_s, failure_s=_REFUSED_S,
-    )  # fmt: skip
+        key,
+        Waits,
+        lambda left_s: ask(site, left_s, max(1, DAYS >> cache.failures(key))),
+        max_age_s=_DAY_S,
+        timeout_s=timeout_s,
+        failure_s=_REFUSED_S,
+    )
 
 
 def kept(site: Site) -> Waits | None:
@@ -62,8 +66,20 @@ def ask(site: Site, timeout_s: float, last_days: int = DAYS) -> Waits:
     sep = separator()
     reach = snapshot.reach(site, timeout_s)
     # -D: of a job that was requeued each attempt; the one that lost its node is none of the last.
-    command = ["sacct", "-a", "-X", "-D", "-n", "-P", f"--delimiter={sep}", "--noconvert",
-               f"--starttime=now-{last_days}days", "--endtime=now", "-o", _COLUMNS]  # fmt: skip
+    command = [
+        "sacct",
+        "-a",
+        "-X",
+        "-D",
+        "-n",
+        "-P",
+        f"--delimiter={sep}",
+        "--noconvert",
+        f"--starttime=now-{last_days}days",
+        "--endtime=now",
+        "-o",
+        _COLUMNS,
+    ]
     (done,) = batch(reach, [command])
     waits: list[Wait] = []
     ran: dict[str, tuple[float, int]] = {}

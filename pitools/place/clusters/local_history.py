@@ -58,9 +58,13 @@ Line = Foretold | Waited
 
 
 def foretold(
-    site: str, job: str, pool: str, raw_s: float, features: Mapping[str, float],
+    site: str,
+    job: str,
+    pool: str,
+    raw_s: float,
+    features: Mapping[str, float],
     said: tuple[float, float, float] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Note that a job is put into a pool's queue now. job: a name that no other has. Raises ClusterError, NoSpace."""
     line = Foretold(t_s=time.time(), job=job, pool=pool, raw_s=raw_s, said=said, features=dict(features))
     _append(site, line)

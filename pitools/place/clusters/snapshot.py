@@ -31,9 +31,22 @@ MAX_AGE_S = 30.0
 STANDING_S = 3600.0  # accounts and limits change with a person's mail, not with a job
 _SILENT_S = 60.0  # a database that did not answer is not asked again at once: the cluster does without
 _FIELDS = (
-    "job_id", "state", "user", "account", "qos", "partition", "nodes", "node_list", "start", "end", "time_limit_s",
-    "gres", "reason", "name", "raw_id",
-)  # fmt: skip
+    "job_id",
+    "state",
+    "user",
+    "account",
+    "qos",
+    "partition",
+    "nodes",
+    "node_list",
+    "start",
+    "end",
+    "time_limit_s",
+    "gres",
+    "reason",
+    "name",
+    "raw_id",
+)
 _ENFORCES = "AccountingStorageEnforce"
 
 
@@ -133,12 +146,16 @@ def read(site: Site, *, timeout_s: float = 0.0, max_age_s: float = MAX_AGE_S) ->
                 key(site, "seen"), Seen, lambda left_s: ask_seen(site, left_s), max_age_s=max_age_s, timeout_s=left_s
             ),
             "accounting": lambda left_s: cache.get(
-                key(site, "standing"), Standing, lambda left_s: ask_standing(site, reach(site, left_s)),
-                max_age_s=STANDING_S, timeout_s=left_s / 2, failure_s=_SILENT_S,
+                key(site, "standing"),
+                Standing,
+                lambda left_s: ask_standing(site, reach(site, left_s)),
+                max_age_s=STANDING_S,
+                timeout_s=left_s / 2,
+                failure_s=_SILENT_S,
             ),
         },
         timeout_s,
-    )  # fmt: skip
+    )
     seen, standing = answers["slurmctld"], answers["accounting"]
     if isinstance(seen, PitError):
         raise seen

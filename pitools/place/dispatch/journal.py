@@ -191,9 +191,7 @@ def fold(job: Job, entries: Iterable[Entry]) -> Job:
             end = entry if entry.what is What.ENDED else end
         refusals += [entry] if entry.what is What.REFUSED else []
     known = tuple(tickets.values())
-    return msgspec.structs.replace(
-        job, tickets=known, end=end, refusals=tuple(refusals), state=_state(known, end)
-    )  # fmt: skip
+    return msgspec.structs.replace(job, tickets=known, end=end, refusals=tuple(refusals), state=_state(known, end))
 
 
 def _ticket(ticket: Ticket, entry: Entry) -> Ticket:

@@ -24,7 +24,7 @@ def seated(pool: Pool, jobs: Mapping[str, Job], ours: Sequence[Ticket | Place]) 
 
 def moves(
     now_s: float, jobs: Mapping[str, Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket], lead_s: float
-) -> list[Withdraw]:  # fmt: skip
+) -> list[Withdraw]:
     """The tickets to take back, for when no job of ours is left that has none.
 
     One moves where there is room for it now, or where fewer wait, and not for as long as in its own queue: a queue

@@ -139,14 +139,21 @@ class Decider:
         if not options or not kept <= {option.pool for option in options}:
             return None  # nowhere to go, or in the queue of a site that is silent: nothing is to be decided
         return types.Job(
-            job_id=job.job_id, submit_s=seconds(job.asked.submitted), options=options,
+            job_id=job.job_id,
+            submit_s=seconds(job.asked.submitted),
+            options=options,
             tier=_TIERS.get(job.asked.tier, 0),
-        )  # fmt: skip
+        )
 
     def _ahead(
-        self, now_s: float, jobs: Mapping[str, types.Job], found: Mapping[str, types.Pool],
-        tickets: Sequence[types.Ticket], places: Sequence[types.Place], without: Collection[str],
-    ) -> list[types.Place]:  # fmt: skip
+        self,
+        now_s: float,
+        jobs: Mapping[str, types.Job],
+        found: Mapping[str, types.Pool],
+        tickets: Sequence[types.Ticket],
+        places: Sequence[types.Place],
+        without: Collection[str],
+    ) -> list[types.Place]:
         """Short jobs to wait in the sites' own queues, so that no node waits for the next tick; those left out do not.
 
         The policy says which would be next if each pool had room for them.

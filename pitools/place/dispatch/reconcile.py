@@ -30,12 +30,23 @@ class Board:
         found, self.broken = store.jobs(place)
         self.jobs: dict[str, Job] = {job.job_id: job for job in found}
 
-    def note(self, job: Job, what: What, n: int = 0, *, why: str = "", pool: str = "", slurm_id: str = "",
-             state: str = "", exit_code: int | None = None, began: str = "") -> Job:  # fmt: skip
+    def note(
+        self,
+        job: Job,
+        what: What,
+        n: int = 0,
+        *,
+        why: str = "",
+        pool: str = "",
+        slurm_id: str = "",
+        state: str = "",
+        exit_code: int | None = None,
+        began: str = "",
+    ) -> Job:
         """Write an entry; returns the job as it then is. began: when its ticket started, if Slurm said."""
         entry = Entry(
             t=timestamps.now(), what=what, n=n, why=why, pool=pool, slurm_id=slurm_id, state=state, exit_code=exit_code
-        )  # fmt: skip
+        )
         with self._lock:
             before = self.jobs[job.job_id]
             if ticket := next((one for one in before.tickets if one.n == n), None):

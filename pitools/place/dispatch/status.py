@@ -97,9 +97,14 @@ def sites(place: Path) -> Sites:
 
 
 def write(
-    place: Path, board: Board, asked: str, pools: Mapping[str, Pool], faults: Mapping[str, PitError],
-    answered: Collection[str], unfit: Mapping[str, str],
-) -> Ticked:  # fmt: skip
+    place: Path,
+    board: Board,
+    asked: str,
+    pools: Mapping[str, Pool],
+    faults: Mapping[str, PitError],
+    answered: Collection[str],
+    unfit: Mapping[str, str],
+) -> Ticked:
     """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark.
 
     answered: the sites that did when they were asked at `asked`, whatever went wrong there afterwards. A site that was
@@ -130,8 +135,7 @@ def write(
         if error := faults.get(name):
             why = error.what if error.where == name else str(error)
         rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], why=why))
-    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors),
-                 unfit=dict(unfit))  # fmt: skip
+    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors), unfit=dict(unfit))
     write_atomic(place / "sites.json", msgspec.json.encode(seen) + b"\n", mode=0o600, durable=False)
     is_deaf = bool(faults) and faults.keys() >= set(answered)
     return Ticked([row_of(job, seen) for job in board.jobs.values()], seen, dict(faults), is_deaf)
@@ -152,11 +156,18 @@ def row_of(job: Job, seen: Sites) -> JobRow:
     if doubtful and not job.is_over and (state != "running" or doubtful[0].is_running):
         state = "in-doubt"
     return JobRow(
-        job_id=job.job_id, state=state, pool=ticket.pool if ticket else "", slurm_id=ticket.slurm_id if ticket else "",
-        tickets=len(job.live), owner=job.asked.owner, tier=job.asked.tier, submitted=job.asked.submitted,
-        why=_why(job, ticket, doubtful, seen), exit_code=job.end.exit_code if job.end else None,
+        job_id=job.job_id,
+        state=state,
+        pool=ticket.pool if ticket else "",
+        slurm_id=ticket.slurm_id if ticket else "",
+        tickets=len(job.live),
+        owner=job.asked.owner,
+        tier=job.asked.tier,
+        submitted=job.asked.submitted,
+        why=_why(job, ticket, doubtful, seen),
+        exit_code=job.end.exit_code if job.end else None,
         run=ticket.name if ticket else "",
-    )  # fmt: skip
+    )
 
 
 def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -> str:

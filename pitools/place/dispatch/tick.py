@@ -118,9 +118,13 @@ class Ticker:
         _each([name for name, one in due.items() if one.fetch or one.gone or one.lift], act, faults)
 
     def _take_back(
-        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], silent: Mapping[str, str],
+        self,
+        board: Board,
+        sites: Mapping[str, Site],
+        due: Mapping[str, Due],
+        silent: Mapping[str, str],
         faults: dict[str, PitError],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take back what its site asked for, and what nobody wants any more; end what is in the way."""
         _give_up_lost(board, silent)
         take = {name: list(one.take) for name, one in due.items()}
@@ -142,9 +146,13 @@ class Ticker:
         _each(take.keys() | ends.keys(), act, faults)
 
     def _do(
-        self, board: Board, sites: Mapping[str, Site], world: planner.World, wanted: planner.Wanted,
+        self,
+        board: Board,
+        sites: Mapping[str, Site],
+        world: planner.World,
+        wanted: planner.Wanted,
         faults: dict[str, PitError],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Carry out the decisions."""
         deadline = time.monotonic() + ACT_S
         places = _by_site(wanted.places)

@@ -51,9 +51,10 @@ class Foretelling:
             return  # nobody can tell
         raw_s = float(round(raw_s))
         features = {
-            "units": float(option.units), "limit_s": option.limit_s,
+            "units": float(option.units),
+            "limit_s": option.limit_s,
             "ahead": pool.waiting / pool.units if pool.units else 0.0,
-        }  # fmt: skip
+        }
         with contextlib.suppress(PitError):
             said = self._said(place.pool, raw_s, tuple(features.items()))
             local_history.foretold(place.pool.partition("/")[0], name, place.pool, raw_s, features, said)

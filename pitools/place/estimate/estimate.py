@@ -112,7 +112,7 @@ def group_wait_s(candidate: Candidate, seen: Snapshot) -> float:
 
 def start(
     candidate: Candidate, raw_s: float, seen: Snapshot, pool: Pool | None, past: Waits | None, noted: Sequence[Line]
-) -> Start:  # fmt: skip
+) -> Start:
     """The start as quantiles. past: how long others waited there; noted: what became of earlier estimates of ours."""
     assert candidate.plan
     now_s, limit_s = time.time(), candidate.plan.job.time_s
@@ -153,9 +153,11 @@ def features(candidate: Candidate, pool: Pool | None) -> dict[str, float]:
 
 
 def works(
-    request: Request, candidates: Sequence[Candidate], rates: Mapping[str, Rate],
+    request: Request,
+    candidates: Sequence[Candidate],
+    rates: Mapping[str, Rate],
     past: Mapping[str, Waits | None] = MappingProxyType({}),
-) -> dict[str, Work]:  # fmt: skip
+) -> dict[str, Work]:
     """Pool → what the run takes there. rates: pool → how it was measured, where it was. past: site → its history."""
     fit = [one for one in candidates if one.plan]
     said = {one.pool: one.said.throughput.get(request.name) for one in fit}

@@ -60,9 +60,10 @@ def associations(job: dialect.Job, partition: str, snapshot: Snapshot) -> list[A
         return []
     there = [row for row in standing.associations if row.cluster == snapshot.cluster]
     mine = [
-        row for row in there
+        row
+        for row in there
         if row.user == standing.user and row.partition in ("", partition) and job.account in ("", row.account)
-    ]  # fmt: skip
+    ]
     accounts = {row.account: row for row in there if not row.user}
     above = [accounts[name] for name in (job.account, *_above(job.account, _parents(snapshot))) if name in accounts]
     return sorted(mine, key=lambda row: not row.partition) + (above if job.account else [])

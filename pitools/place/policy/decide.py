@@ -15,9 +15,13 @@ from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
 
 
 def decide(
-    now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket], policy: Policy,
+    now_s: float,
+    jobs: Sequence[Job],
+    pools: Mapping[str, Pool],
+    tickets: Sequence[Ticket],
+    policy: Policy,
     columns: Columns | None = None,
-) -> list[Place | Withdraw]:  # fmt: skip
+) -> list[Place | Withdraw]:
     """What to do now. Pure: the same arguments give the same decisions, in an order that is safe to stop anywhere.
 
     jobs: every job of ours that has not started; tickets: every one that waits. A job with a ticket gets no other, and

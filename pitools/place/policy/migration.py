@@ -12,7 +12,7 @@ from pitools.place.types import Job, Option, Ticket, Withdraw
 
 def moves(
     now_s: float, jobs: Mapping[str, Job], rooms: Rooms, queued: Sequence[Ticket], policy: Policy
-) -> list[Withdraw]:  # fmt: skip
+) -> list[Withdraw]:
     """Withdrawals worth their cost, oldest ticket first; the room that a job is withdrawn for is kept for it.
 
     Only what waits in a pool that answers is withdrawn.

@@ -29,9 +29,19 @@ class Backfill:
     """
 
     __slots__ = (
-        "closed", "depth", "free", "fresh", "is_stale", "packing", "queue", "running", "shadow", "spare", "units",
-        "version"
-    )  # fmt: skip
+        "closed",
+        "depth",
+        "free",
+        "fresh",
+        "is_stale",
+        "packing",
+        "queue",
+        "running",
+        "shadow",
+        "spare",
+        "units",
+        "version",
+    )
 
     def __init__(
         self, units: int, depth: int, closed: Iterable[tuple[float, float]] = (), packing: Packing | None = None

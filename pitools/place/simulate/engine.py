@@ -71,9 +71,15 @@ class Engine:
     """One replay."""
 
     def __init__(
-        self, trace: Trace, scenario: Scenario, policy: str | Decide, name: str, tick_s: float,
-        predictor: Predictor | None, advance: Callable[[int], object],
-    ) -> None:  # fmt: skip
+        self,
+        trace: Trace,
+        scenario: Scenario,
+        policy: str | Decide,
+        name: str,
+        tick_s: float,
+        predictor: Predictor | None,
+        advance: Callable[[int], object],
+    ) -> None:
         self.trace, self.scenario, self.tick_s, self.advance = trace, scenario, tick_s, advance
         self.work = Workload(trace, scenario)
         self.bind = baselines.binder(policy, scenario) if isinstance(policy, str) else None
@@ -117,11 +123,22 @@ class Engine:
                 self.next_tick = inf
                 self._tick(now)
         return Result(
-            policy=self.name, trace=self.trace.name, scenario=self.scenario, submit_s=submit, start_s=self.start_s,
-            end_s=self.end_s, pool=self.pool, tier=self.work.tier, limit_s=self.work.limit_s, spans=self.spans,
-            decides=self.decides, placed=self.placed, withdrawn=self.withdrawn, refused=self.refused,
+            policy=self.name,
+            trace=self.trace.name,
+            scenario=self.scenario,
+            submit_s=submit,
+            start_s=self.start_s,
+            end_s=self.end_s,
+            pool=self.pool,
+            tier=self.work.tier,
+            limit_s=self.work.limit_s,
+            spans=self.spans,
+            decides=self.decides,
+            placed=self.placed,
+            withdrawn=self.withdrawn,
+            refused=self.refused,
             left=len(self.waiting),
-        )  # fmt: skip
+        )
 
     def _push(
         self, at_s: float, job: int, pool: int, units: int, limit_end_s: float, span: int = -1, is_failure: bool = False

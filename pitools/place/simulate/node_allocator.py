@@ -23,8 +23,9 @@ class Packing:
         if rest or count > len(every):
             raise ConfigError(
                 f'pool "{pool.pool}" has {pool.gpus} GPUs: that is not {len(every)} nodes of {pool.per_node} or fewer',
-                where="fabric", hint="set gpus to nodes x gpus_per_node",
-            )  # fmt: skip
+                where="fabric",
+                hint="set gpus to nodes x gpus_per_node",
+            )
         self.fabric, self.per_node, self.by_name = fabric, pool.per_node, by_name
         nodes = every[:count]
         self.names = sorted(nodes, key=fabric_model.natural)

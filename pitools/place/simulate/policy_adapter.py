@@ -28,11 +28,13 @@ class View:
         run_s = self.predictor.mean_s(self._known(job)) if self.predictor else self.work.limit_s[job]
         options = tuple(
             Option(
-                pool=self.described[pool].pool, units=self.work.units_on(job, pool),
-                run_s=run_s / self.work.speeds[pool], limit_s=self.work.limit_on(job, pool),
+                pool=self.described[pool].pool,
+                units=self.work.units_on(job, pool),
+                run_s=run_s / self.work.speeds[pool],
+                limit_s=self.work.limit_on(job, pool),
             )
             for pool in fits
-        )  # fmt: skip
+        )
         job_id = self.trace.job_id[job]
         made = Job(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
         self.waiting[job_id] = job, made

@@ -36,9 +36,7 @@ def play(
     began = time.perf_counter()
     if name == OURS:
         ours = partial(decide, policy=Policy(), columns=Columns())
-        made = engine.simulate(
-            trace, scenario, ours, name=name, tick_s=tick_s, predictor=Predictor(), advance=advance
-        )  # fmt: skip
+        made = engine.simulate(trace, scenario, ours, name=name, tick_s=tick_s, predictor=Predictor(), advance=advance)
     else:
         made = engine.simulate(trace, scenario, name, advance=advance)
     return made, time.perf_counter() - began

@@ -76,13 +76,16 @@ def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenari
     both depths. Longer run times, or more jobs in the same month, in place of faster arrivals come out further away.
     """
     return Scenario(
-        name="three-unequal", load=load, seed=seed, depth=depth,
+        name="three-unequal",
+        load=load,
+        seed=seed,
+        depth=depth,
         pools=(
             SimPool(pool="fast", gpus=192, speed=2.0),
             SimPool(pool="middle", gpus=384, speed=1.0),
             SimPool(pool="slow", gpus=448, speed=0.5),
         ),
-    )  # fmt: skip
+    )
 
 
 def read(path: Path) -> Scenario:
@@ -90,18 +93,24 @@ def read(path: Path) -> Scenario:
     file = strict_toml.convert(strict_toml.read(path), File, str(path))
     try:
         made = Scenario(
-            name=file.name or path.stem, load=file.load, seed=file.seed, depth=file.depth, nodes=file.nodes,
-            extra_leaf=file.extra_leaf, tiers=file.tiers,
+            name=file.name or path.stem,
+            load=file.load,
+            seed=file.seed,
+            depth=file.depth,
+            nodes=file.nodes,
+            extra_leaf=file.extra_leaf,
+            tiers=file.tiers,
             tier_shares={int(tier): share for tier, share in file.tier_shares.items()},
             limits=Limits(
                 factors=file.limits.factors, steps_s=tuple(sorted(float(units.seconds(s)) for s in file.limits.steps))
             ),
             failures=Failures(
-                per_gpu_day=file.failures.per_gpu_day, checkpoint_s=float(units.seconds(file.failures.checkpoint)),
+                per_gpu_day=file.failures.per_gpu_day,
+                checkpoint_s=float(units.seconds(file.failures.checkpoint)),
                 repair_s=float(units.seconds(file.failures.repair)),
             ),
             pools=tuple(_pool(name, table, path) for name, table in file.pools.items()),
-        )  # fmt: skip
+        )
     except (UsageError, ValueError) as error:
         raise ConfigError(str(error), where=str(path), hint=getattr(error, "hint", "")) from error
     return checked(made, str(path))
@@ -117,18 +126,22 @@ def of_sites(names: Sequence[str]) -> Scenario:
         site = load(name)
         found = [
             SimPool(
-                pool=f"{site.name}/{partition}", gpus=said.nodes * max(said.gpus_per_node, 1), speed=said.speed,
-                price=said.price_per_node_hour / max(said.gpus_per_node, 1), tickets=site.place.tickets,
+                pool=f"{site.name}/{partition}",
+                gpus=said.nodes * max(said.gpus_per_node, 1),
+                speed=said.speed,
+                price=said.price_per_node_hour / max(said.gpus_per_node, 1),
+                tickets=site.place.tickets,
                 per_node=max(said.gpus_per_node, 1),
             )
             for partition, said in site.partitions.items()
             if said.nodes
-        ]  # fmt: skip
+        ]
         if not found:
             raise ConfigError(
-                f'site "{name}" has no partition with a number of nodes', where=f"site {name}",
+                f'site "{name}" has no partition with a number of nodes',
+                where=f"site {name}",
                 hint="set partitions.<name>.nodes in its file",
-            )  # fmt: skip
+            )
         pools += found
     return checked(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
@@ -167,9 +180,16 @@ def _pool(name: str, table: PoolTable, path: Path) -> SimPool:
     if fabric and not gpus:
         gpus = len(fabric_model.nodes(fabric)) * table.gpus_per_node
     return SimPool(
-        pool=name, gpus=gpus, speed=table.speed, price=table.price_per_gpu_hour, tickets=table.tickets,
-        per_node=table.gpus_per_node, fabric=fabric, closed=_windows(table.closed), dark=_windows(table.dark),
-    )  # fmt: skip
+        pool=name,
+        gpus=gpus,
+        speed=table.speed,
+        price=table.price_per_gpu_hour,
+        tickets=table.tickets,
+        per_node=table.gpus_per_node,
+        fabric=fabric,
+        closed=_windows(table.closed),
+        dark=_windows(table.dark),
+    )
 
 
 def _windows(written: tuple[tuple[str, str], ...]) -> Windows:

@@ -88,9 +88,10 @@ def _form(path: Path, text: str) -> Form:
     if first.startswith(";") or len(first.split()) == 18:
         return swf.rows, swf.row
     raise DataError(
-        "it is no trace that is known", where=f"{path}:1",
+        "it is no trace that is known",
+        where=f"{path}:1",
         hint="a Helios CSV, Philly's cluster_job_log, SWF, or `sacct -P` with its header, JobID and Submit in it",
-    )  # fmt: skip
+    )
 
 
 def _text(path: Path) -> str:

@@ -76,9 +76,15 @@ class Evicted(NamedTuple):
 
 @contextmanager
 def reserved(
-    root: Path, version: str, needed: int, limits: Limits, *, in_flight: int = _IN_FLIGHT, grace_s: float = GRACE_S,
+    root: Path,
+    version: str,
+    needed: int,
+    limits: Limits,
+    *,
+    in_flight: int = _IN_FLIGHT,
+    grace_s: float = GRACE_S,
     timeout_s: float = 600,
-) -> Iterator[Callable[[int], None]]:  # fmt: skip
+) -> Iterator[Callable[[int], None]]:
     """Hold `needed` bytes at a root while a version is copied; yields `used(n)`: n more of them have been written.
 
     Unfinished copies and then sets are evicted until the limits are kept; none is when that would not be enough.

@@ -91,10 +91,16 @@ def describe(root: Path, version: str) -> Staged:
     except (PitError, OSError):
         return _remains(root, folder, version, "damaged")
     return _known(
-        root, folder, version, "whole" if looks_whole(folder, dataset) else "damaged",
-        dataset=dataset.manifest.name, files=len(dataset.manifest.files), n_bytes=dataset.manifest.total_bytes,
-        written=written, part=_part(dataset.manifest.subset),
-    )  # fmt: skip
+        root,
+        folder,
+        version,
+        "whole" if looks_whole(folder, dataset) else "damaged",
+        dataset=dataset.manifest.name,
+        files=len(dataset.manifest.files),
+        n_bytes=dataset.manifest.total_bytes,
+        written=written,
+        part=_part(dataset.manifest.subset),
+    )
 
 
 def looks_whole(folder: Path, dataset: Dataset) -> bool:
@@ -133,9 +139,17 @@ def _remains(root: Path, folder: Path, version: str, state: State) -> Staged:
 
 
 def _known(
-    root: Path, folder: Path, version: str, state: State, *, files: int, n_bytes: int, dataset: str = "",
-    written: str = "", part: str = "",
-) -> Staged:  # fmt: skip
+    root: Path,
+    folder: Path,
+    version: str,
+    state: State,
+    *,
+    files: int,
+    n_bytes: int,
+    dataset: str = "",
+    written: str = "",
+    part: str = "",
+) -> Staged:
     record = records.read(root, version)
     used = lease.last_used(root, version)
     return Staged(

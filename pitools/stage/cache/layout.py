@@ -132,8 +132,9 @@ def locked(
     """
     try:
         with _lock_file(root, version) as descriptor:
-            if not flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s,
-                         meanwhile=lambda: waiting(read_holder(descriptor))):  # fmt: skip
+            if not flock(
+                descriptor, fcntl.LOCK_EX, timeout_s=timeout_s, meanwhile=lambda: waiting(read_holder(descriptor))
+            ):
                 what = f"another process has been staging this version for {duration_text(timeout_s)}"
                 hint = f"it is {who(read_holder(descriptor))}: run this again later"
                 raise TryLater(what, where=str(object_path(root, version)), hint=hint)

@@ -53,11 +53,12 @@ def write(root: Path, version: str, *, source: str, n_bytes: int, signature: str
     Call it before the set is published: one without a record is taken for one of unknown source, and never evicted.
     """
     return _change(
-        root, version,
+        root,
+        version,
         lambda old: StageRecord(
             source=source, staged=timestamps.now(), bytes=n_bytes, pinned=old.pinned, signature=signature
         ),
-    )  # fmt: skip
+    )
 
 
 def pin(root: Path, version: str, *, pinned: bool = True) -> StageRecord:

@@ -103,10 +103,14 @@ def copy(
         task
         for group in orders.first or [range(len(files))]
         for task in tasks(
-            files, [index for index in group if index not in done.files and index not in linked], done.ranges,
-            ranged=ranged, in_order=orders.first is not None, readers=orders.readers,
+            files,
+            [index for index in group if index not in done.files and index not in linked],
+            done.ranges,
+            ranged=ranged,
+            in_order=orders.first is not None,
+            readers=orders.readers,
         )
-    ]  # fmt: skip
+    ]
     on_disk = file_system(to) != "tmpfs"  # which is the page cache, and where allocating is writing
     direct = on_disk and any(files[task.files[0]].bytes >= SMALL for task in plan) and _takes_direct(to)
     work = Work(source, files, str(to), on_disk, clone, direct, durable, orders.bytes_per_s, orders.inspect)

@@ -28,9 +28,14 @@ class Task(NamedTuple):
 
 
 def tasks(
-    files: Sequence[FileEntry], todo: Iterable[int], known: Mapping[int, Mapping[int, bytes]], *, ranged: bool,
-    in_order: bool, readers: int = 1,
-) -> list[Task]:  # fmt: skip
+    files: Sequence[FileEntry],
+    todo: Iterable[int],
+    known: Mapping[int, Mapping[int, bytes]],
+    *,
+    ranged: bool,
+    in_order: bool,
+    readers: int = 1,
+) -> list[Task]:
     """Tasks for the files `todo`, the largest first and the small ones batched in their folders' order.
 
     known: digests of ranges already written, by file and range. ranged: cut large files into ranges where their

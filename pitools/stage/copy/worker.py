@@ -188,7 +188,7 @@ class Copier:
 
     def _pump(
         self, entry: FileEntry, file: SourceFile, descriptor: int, at: int, length: int, hasher: digests.Hasher
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read, hash and write `length` bytes from `at` on, a buffer at a time."""
         end = at + length
         # Much at once where it goes to the disk, else what the caches hold.

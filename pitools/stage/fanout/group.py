@@ -51,8 +51,14 @@ class Group:
     """
 
     def __init__(
-        self, names: Sequence[str], addresses: Sequence[str], me: int, key: str, ports: tuple[int, int], secret: bytes,
-    ) -> None:  # fmt: skip
+        self,
+        names: Sequence[str],
+        addresses: Sequence[str],
+        me: int,
+        key: str,
+        ports: tuple[int, int],
+        secret: bytes,
+    ) -> None:
         self.names, self.addresses = tuple(names), tuple(addresses)
         self.me, self.key, self.ports = me, key, ports
         self._secret = secret  # never shown: there is no repr of a group

@@ -20,8 +20,14 @@ class PeerSource:
     """A Source: this node's share of the files from `origin`, the rest from the nodes whose share they are."""
 
     def __init__(
-        self, origin: Source, files: Sequence[FileEntry], version: str, group: Group, board: Board, patience: Patience,
-    ) -> None:  # fmt: skip
+        self,
+        origin: Source,
+        files: Sequence[FileEntry],
+        version: str,
+        group: Group,
+        board: Board,
+        patience: Patience,
+    ) -> None:
         self.origin, self.files, self.version = origin, files, version
         self.group, self.board, self.patience = group, board, patience
         self.owners = assignment.owners(files, len(group))

@@ -97,9 +97,15 @@ class Server:
     """What the child runs. folders: where a file may be while not all is here; then first in the last of them."""
 
     def __init__(
-        self, listener: socket.socket, group: Group, version: str, files: Sequence[FileEntry], folders: Sequence[Path],
-        board: Board, patience: Patience,
-    ) -> None:  # fmt: skip
+        self,
+        listener: socket.socket,
+        group: Group,
+        version: str,
+        files: Sequence[FileEntry],
+        folders: Sequence[Path],
+        board: Board,
+        patience: Patience,
+    ) -> None:
         self.listener, self.board, self.patience = listener, board, patience
         self._files, self._folders = files, folders
         self._me, self._nodes, self._key = group.me, len(group), group.proof_key(version)

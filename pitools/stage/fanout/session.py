@@ -125,9 +125,13 @@ class Fan:
 
 @contextmanager
 def joined(
-    origin: Source, files: Sequence[FileEntry], version: str, folders: Sequence[Path], group: Group,
+    origin: Source,
+    files: Sequence[FileEntry],
+    version: str,
+    folders: Sequence[Path],
+    group: Group,
     patience: Patience | None = None,
-) -> Iterator[Fan]:  # fmt: skip
+) -> Iterator[Fan]:
     """Take part: a server child runs until the block ends. Before workers and threads are started.
 
     folders: where finished files are: in the one being filled, and then, once `all_done`, in the one it is renamed to.

@@ -139,9 +139,7 @@ def _pidfd(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _hold(
-    job: Job, roots: Sequence[Path], lock: int, tells: int, path: Path, hold_s: float, idle_s: float
-) -> NoReturn:  # fmt: skip
+def _hold(job: Job, roots: Sequence[Path], lock: int, tells: int, path: Path, hold_s: float, idle_s: float) -> NoReturn:
     """The holder's whole life."""
     try:
         os.setsid()  # slurmd kills what is left of a prolog's process group

@@ -176,10 +176,14 @@ def _job(environment: Mapping[str, str]) -> Job:
             account = pwd.getpwuid(uid)
             user, gid = user or account.pw_name, gid or str(account.pw_gid)
         job = Job(
-            id=number, uid=uid, gid=int(gid), user=user, node=environment["SLURMD_NODENAME"],
+            id=number,
+            uid=uid,
+            gid=int(gid),
+            user=user,
+            node=environment["SLURMD_NODENAME"],
             cluster=environment.get("SLURM_CLUSTER_NAME") or "cluster",
             end=_end(environment.get("SLURM_JOB_END_TIME", "")),
-        )  # fmt: skip
+        )
     except KeyError as error:
         raise ConfigError(f"unknown: {error.args[0]}", hint="nothing is leased") from error
     except ValueError as error:

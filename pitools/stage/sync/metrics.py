@@ -67,9 +67,7 @@ def started(path: Path, policy: str, now: float) -> None:
         _write(path, samples)
 
 
-def ended(
-    path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float
-) -> None:  # fmt: skip
+def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float) -> None:
     """Write how a run ended; what it kept replaces what stood there. wall_s: how long it took, by no clock that jumps.
 
     Raises NoSpace, ClusterError.
@@ -80,7 +78,7 @@ def ended(
 
 def _ended(
     before: Samples, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float
-) -> Samples:  # fmt: skip
+) -> Samples:
     samples = {key: value for key, value in before.items() if _is_kept(key, policy)}
 
     def put(name: str, value: float, **labels: str) -> None:

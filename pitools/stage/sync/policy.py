@@ -35,9 +35,12 @@ from pitools.stage.sources.open import is_url
 
 
 class _Words(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
     rename={"source": "from"},
-):  # fmt: skip
+):
     """A rule as it is written."""
 
     source: str

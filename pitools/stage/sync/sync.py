@@ -79,9 +79,15 @@ class Sync:
     """One run. Call it inside `alone`; what failed is in `errors`, and the others went on."""
 
     def __init__(
-        self, policy: Policy, *, changed: Callable[[Change], None], failed: Callable[[str, PitError], None],
-        dry_run: bool = False, timeout_s: float = 600, show: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        *,
+        changed: Callable[[Change], None],
+        failed: Callable[[str, PitError], None],
+        dry_run: bool = False,
+        timeout_s: float = 600,
+        show: bool = False,
+    ) -> None:
         """changed, failed: called at once. timeout_s: to wait for others that stage. show: progress bars."""
         self.policy, self.errors, self._failed = policy, list[PitError](), failed
         self.kept = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
@@ -109,9 +115,14 @@ class Sync:
         errors = Counter(error.exit_code for error in self.errors)
         count = self.counted
         return Totals(
-            staged=count["staged"] + count["repaired"], copied_bytes=count["copied_bytes"], evicted=count["evicted"],
-            evicted_bytes=count["evicted_bytes"], kept=self.kept, free=free, errors=errors,
-        )  # fmt: skip
+            staged=count["staged"] + count["repaired"],
+            copied_bytes=count["copied_bytes"],
+            evicted=count["evicted"],
+            evicted_bytes=count["evicted_bytes"],
+            kept=self.kept,
+            free=free,
+            errors=errors,
+        )
 
     def _sync(self, root: Path, rules: list[Rule]) -> None:
         if not self._dry_run:
@@ -168,9 +179,13 @@ class Sync:
                 self._write(rule.root, brought, wanted)
             with bar(dataset.manifest.name, n_bytes) if self._show else nullcontext(_no_bar) as advance:
                 done = stage(
-                    dataset, rule.root, timeout_s=self._timeout_s, limits=rule.limits, shared=rule.shared,
+                    dataset,
+                    rule.root,
+                    timeout_s=self._timeout_s,
+                    limits=rule.limits,
+                    shared=rule.shared,
                     advance=advance,
-                )  # fmt: skip
+                )
             if sum(sets for sets, _ in self.kept.values()) < _MOST_LEASES:
                 self._leases.enter_context(lease(path, use=False))
             if done.state != "present":
@@ -197,16 +212,31 @@ class Sync:
             del brought[version]
 
     def _say(
-        self, rule: str, action: Action, path: Path, dataset: str, n_bytes: int, source: str, copied_bytes: int = 0,
+        self,
+        rule: str,
+        action: Action,
+        path: Path,
+        dataset: str,
+        n_bytes: int,
+        source: str,
+        copied_bytes: int = 0,
         wall_s: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.counted.update({action: 1, f"{action}_bytes": n_bytes, "copied_bytes": copied_bytes})
         self._changed(
             Change(
-                rule=rule, dataset=dataset, version=path.name, action=action, bytes=n_bytes, copied_bytes=copied_bytes,
-                wall_s=wall_s, source=source, path=str(path), node=self.policy.node,
+                rule=rule,
+                dataset=dataset,
+                version=path.name,
+                action=action,
+                bytes=n_bytes,
+                copied_bytes=copied_bytes,
+                wall_s=wall_s,
+                source=source,
+                path=str(path),
+                node=self.policy.node,
             )
-        )  # fmt: skip
+        )
 
     def _write(self, root: Path, brought: dict[str, str], wanted: set[str]) -> None:
         record = Brought(policy=str(self.policy.path), versions=brought, wanted=sorted(wanted))

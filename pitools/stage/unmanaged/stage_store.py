@@ -36,11 +36,19 @@ from pitools.store import manifest as manifests
 
 
 def stage_store(
-    store: Store, root: Path, *, verify: bool = False, readers: int = 0, bytes_per_s: float = 0,
-    timeout_s: float = 3600, limits: Limits | None = None, advance: Advance = lambda _: None,
-    finished: Callable[[int], None] = lambda _: None, waiting: Callable[[Holder], None] = lambda _: None,
+    store: Store,
+    root: Path,
+    *,
+    verify: bool = False,
+    readers: int = 0,
+    bytes_per_s: float = 0,
+    timeout_s: float = 3600,
+    limits: Limits | None = None,
+    advance: Advance = lambda _: None,
+    finished: Callable[[int], None] = lambda _: None,
+    waiting: Callable[[Holder], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
-) -> Stage:  # fmt: skip
+) -> Stage:
     """Make a version of this store stand at `root`, as `run.stage` does of a dataset; safe to repeat and to race.
 
     A copy is taken for the store's as long as no file of the store was written, by names, sizes and times. note: is
@@ -75,9 +83,12 @@ def stage_store(
             if not (dataset := stands()):
                 inspector = _inspector(store)
                 orders = Orders(
-                    readers=readers, bytes_per_s=bytes_per_s, finished=finished, inspect=inspector,
+                    readers=readers,
+                    bytes_per_s=bytes_per_s,
+                    finished=finished,
+                    inspect=inspector,
                     inspected=inspector.judged.update if inspector else lambda _: None,
-                )  # fmt: skip
+                )
                 moved_by = telling(tell, store.manifest.total_bytes, advance)
                 try:
                     moved = fill(unnamed, root, orders, limits or Limits(), advance=moved_by)
@@ -118,7 +129,7 @@ def _inspector(store: Store) -> structure.Inspector | None:
 
 def _judge(
     store: Store, folder: Path, readers: int, note: Callable[[str], None], inspector: structure.Inspector | None
-) -> None:  # fmt: skip
+) -> None:
     """Refuse a copy that is damaged, or that was made while somebody wrote. Raises DataError."""
     if survey_again(store).signature != store.survey.signature:
         raise store_listing.changed(store.source.label)
@@ -140,16 +151,19 @@ def _named(unnamed: Dataset, moved: Moved) -> Dataset:
 
 def _publish(
     store: Store, dataset: Dataset, root: Path, timeout_s: float, whole: Callable[[Path, Dataset], bool]
-) -> State:  # fmt: skip
+) -> State:
     """Give the copy its version, unless another store of the same content has been staged under it and is whole."""
     final = object_path(root, dataset.version)
     state: State = "staged"
     with locked(root, dataset.version, timeout_s=timeout_s):
         new = seal(partial_path(root, store.key), dataset)
         records.write(
-            root, dataset.version, source=dataset.source.label, n_bytes=dataset.manifest.total_bytes,
+            root,
+            dataset.version,
+            source=dataset.source.label,
+            n_bytes=dataset.manifest.total_bytes,
             signature=store.key,
-        )  # fmt: skip
+        )
         if not os.path.lexists(final) or not whole(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"
             publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))

@@ -91,9 +91,13 @@ class Inspector:
 
 
 def findings(
-    source: Source, manifest: Manifest, *, readers: int, advance: Advance = lambda _: None,
+    source: Source,
+    manifest: Manifest,
+    *,
+    readers: int,
+    advance: Advance = lambda _: None,
     before: Inspector | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Judge every chunk file of a store, in worker processes. source: of the copy, or of any other place. before: what
     judged some of the files while they were copied.
 

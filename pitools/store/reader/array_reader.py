@@ -64,7 +64,7 @@ class ArrayReader:
 
     def __init__(
         self, folder: Path, name: str, layout: Layout, *, check: Check = "first", opener: Opener | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """opener: opens the files, where that is not just to open those in the folder."""
         self.name, self.layout = name, layout
         self._folder, self._check = folder, check if layout.crc else "never"

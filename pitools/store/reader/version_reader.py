@@ -34,9 +34,14 @@ class Arrays:
     """One version, whole or a part. Any threads may read at once, and forked processes may go on."""
 
     def __init__(
-        self, path: Path, *, check: Check = "first", resident_bytes: int = RESIDENT_BYTES,
-        opener: Opener | None = None, verify: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        *,
+        check: Check = "first",
+        resident_bytes: int = RESIDENT_BYTES,
+        opener: Opener | None = None,
+        verify: bool = False,
+    ) -> None:
         """opener: opens the version's files, and "" its folder, where they are not all in `path` from the beginning.
         verify: compare the manifest with the folder's name, and each file with its digest there when it is opened as
         what it was not before: for a shard in another one's place, which has the checksums of what it is.

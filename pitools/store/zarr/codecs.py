@@ -152,9 +152,12 @@ def _zstd_block(encoded: memoryview, header: _Header, number: int) -> int:
 
 
 def _zstd_starts(
-    decompress: Callable[[memoryview, memoryview], object], encoded: memoryview, header: _Header, last: int,
+    decompress: Callable[[memoryview, memoryview], object],
+    encoded: memoryview,
+    header: _Header,
+    last: int,
     target: memoryview,
-) -> bool:  # fmt: skip
+) -> bool:
     """Decode only the blocks up to the one at `last`, if they are as large as blocks can be, which they mostly are.
 
     The frame says for that time that it ends there. Its blocks decode to its first bytes, and if to as many as it now

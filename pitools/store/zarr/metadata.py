@@ -178,10 +178,15 @@ def _v3(path: str, known: dict[str, Any]) -> Array:
         raise ValueError(f"the chunk key encoding is {encoding!r}")
     dtype, itemsize = dtypes.of_v3(*_named(known["data_type"]))
     return Array(
-        path=path, format=3, shape=_shape(known["shape"]), chunk=chunk, dtype=dtype,
+        path=path,
+        format=3,
+        shape=_shape(known["shape"]),
+        chunk=chunk,
+        dtype=dtype,
         codecs=_codecs(known["codecs"], chunk, itemsize),
-        v2_keys=encoding == "v2", separator=options.get("separator", "." if encoding == "v2" else "/"),
-    )  # fmt: skip
+        v2_keys=encoding == "v2",
+        separator=options.get("separator", "." if encoding == "v2" else "/"),
+    )
 
 
 def _v2(path: str, known: dict[str, Any]) -> Array:
@@ -192,9 +197,15 @@ def _v2(path: str, known: dict[str, Any]) -> Array:
     listed = [{"name": "bytes", "configuration": {"endian": "big" if str(known["dtype"])[0] == ">" else "little"}}]
     listed += [{"name": codec["id"], "configuration": codec} for codec in codecs]
     return Array(
-        path=path, format=2, shape=_shape(known["shape"]), chunk=chunk, dtype=dtype,
-        codecs=_codecs(listed, chunk, itemsize), v2_keys=True, separator=known.get("dimension_separator") or ".",
-    )  # fmt: skip
+        path=path,
+        format=2,
+        shape=_shape(known["shape"]),
+        chunk=chunk,
+        dtype=dtype,
+        codecs=_codecs(listed, chunk, itemsize),
+        v2_keys=True,
+        separator=known.get("dimension_separator") or ".",
+    )
 
 
 def _checked(array: Array) -> Array:

@@ -68,9 +68,7 @@ class _Hunt:
     is_sure: it has answered to the last limits.
     """
 
-    def __init__(
-        self, slurm: Client, job_id: str, fabric: Fabric, wish: Wish, say: Callable[[str], object]
-    ) -> None:  # fmt: skip
+    def __init__(self, slurm: Client, job_id: str, fabric: Fabric, wish: Wish, say: Callable[[str], object]) -> None:
         self.slurm, self.job_id, self.fabric, self.wish, self.say = slurm, job_id, fabric, wish, say
         self.began = self.since = time.monotonic()
         self.tries = 0
@@ -184,9 +182,13 @@ class _Hunt:
         if len(free) < job.nodes:
             raise ClusterError(f"{len(free)} of {job.nodes} nodes are free")
         return choose(
-            self.fabric, free, job.nodes, objective=self.wish.objective, segment=self.wish.segment or job.segment,
+            self.fabric,
+            free,
+            job.nodes,
+            objective=self.wish.objective,
+            segment=self.wish.segment or job.segment,
             spares=min(self.wish.spares, len(free) - job.nodes),
-        )  # fmt: skip
+        )
 
     def tell(self, limits: node_filter.Constraint, choice: Choice) -> None:
         """One update: the constraint and leave to begin."""
@@ -284,8 +286,15 @@ class _Hunt:
         chosen = self.choice.nodes if self.choice else ()
         within = self.limits.allowed.issuperset(got) if self.limits and got else None
         return Acquired(
-            job_id=self.job_id, state=job.state, node_list=job.node_list, is_within=within, by=self.wish.by,
-            leaves=node_filter.leaves_of(got or chosen, self.fabric), chosen=hostlist.fold(chosen) if chosen else "",
-            tries=self.tries, is_lifted=self.limits is None, why=self.why,
+            job_id=self.job_id,
+            state=job.state,
+            node_list=job.node_list,
+            is_within=within,
+            by=self.wish.by,
+            leaves=node_filter.leaves_of(got or chosen, self.fabric),
+            chosen=hostlist.fold(chosen) if chosen else "",
+            tries=self.tries,
+            is_lifted=self.limits is None,
+            why=self.why,
             waited_s=round(time.monotonic() - self.began, 1),
-        )  # fmt: skip
+        )

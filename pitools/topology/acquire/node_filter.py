@@ -77,7 +77,7 @@ def free(nodes: Iterable[Node], k: int) -> list[str]:
 
 def constrain(
     choice: Choice, fabric: Fabric, nodes: Sequence[Node], job: Job, by: By, partition: str = ""
-) -> Constraint:  # fmt: skip
+) -> Constraint:
     """What keeps a job to its choice. nodes: all there are. partition: the one of the job's that was chosen from.
 
     exclude: every node of its partitions but those of the chosen leaves, so that a leaf's other nodes stand in for one

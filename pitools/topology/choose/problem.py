@@ -60,9 +60,12 @@ def only(index: Index, have: Supply, counts: Ints) -> Supply:
 def _supply(index: Index, nodes: Ints, costs: Floats) -> Supply:
     count = np.bincount(index.leaf_of[nodes], minlength=index.leaf_count)
     return Supply(
-        nodes=nodes, count=count, before=np.cumsum(count) - count, costs=costs,
+        nodes=nodes,
+        count=count,
+        before=np.cumsum(count) - count,
+        costs=costs,
         sums=np.concatenate(([0.0], np.cumsum(costs))),
-    )  # fmt: skip
+    )
 
 
 def check_terms(terms: Terms) -> None:
@@ -148,10 +151,20 @@ def problem(
         most = len(have.nodes) + 1
         inside += scale / (most * min(index.leaf_count, k) + most) * np.where(cut, most + left, 0)
     return Problem(
-        index=index, supply=have, objective=objective, unit=unit, units=units, room=index.sums(have.count // unit),
-        offset=offset, inside=inside, adds=inside + _crossing(objective, link[leaf], taken, k), link=link, top=top,
-        terms=terms, terms_weight=weight,
-    )  # fmt: skip
+        index=index,
+        supply=have,
+        objective=objective,
+        unit=unit,
+        units=units,
+        room=index.sums(have.count // unit),
+        offset=offset,
+        inside=inside,
+        adds=inside + _crossing(objective, link[leaf], taken, k),
+        link=link,
+        top=top,
+        terms=terms,
+        terms_weight=weight,
+    )
 
 
 def _crossing(objective: Objective, link: Any, n: Any, k: int) -> Any:

@@ -46,7 +46,5 @@ def runner_up(problem: Problem, among: list[int], counts: Ints) -> float | None:
             every, others = fold(every, table + link, problem.units), later
             m, cost = m + step, cost + mine
         tables[switch], same[switch] = (every, others), cost
-    least = min(
-        float(both(vertex)[1][problem.units]) + problem.top * int(index.height[vertex]) for vertex in among
-    )  # fmt: skip
+    least = min(float(both(vertex)[1][problem.units]) + problem.top * int(index.height[vertex]) for vertex in among)
     return least if least < np.inf else None

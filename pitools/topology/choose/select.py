@@ -31,9 +31,16 @@ _DIGITS = 1e14  # what a float tells from itself and a hundredth more
 
 
 def choose(
-    fabric: Fabric, free: Free, k: int, *, objective: Objective = "level", spares: int = 0, segment: int = 0,
-    terms: Terms = PLAIN, pods_like_slurm: bool = False,
-) -> Choice:  # fmt: skip
+    fabric: Fabric,
+    free: Free,
+    k: int,
+    *,
+    objective: Objective = "level",
+    spares: int = 0,
+    segment: int = 0,
+    terms: Terms = PLAIN,
+    pods_like_slurm: bool = False,
+) -> Choice:
     """The k + spares nodes of `free` that cost least, and of them the best k as `nodes`, in rank order.
 
     free: may be taken; a mapping gives each a cost (health risk, bytes of data missing, preemption; 0 or more, inf for
@@ -74,9 +81,14 @@ def next_cost(
     tree = index(fabric)
     chosen = (*choice.nodes, *choice.spares)
     asked = problem(
-        tree, supply(tree, free), len(chosen), objective=_known(choice.objective), unit=choice.segment or 1,
-        terms=terms, ties=False,
-    )  # fmt: skip
+        tree,
+        supply(tree, free),
+        len(chosen),
+        objective=_known(choice.objective),
+        unit=choice.segment or 1,
+        terms=terms,
+        ties=False,
+    )
     counts = np.bincount(tree.leaf_of[tree.positions(chosen)], minlength=tree.leaf_count)
     return runner_up(asked, _where(asked, len(free), pods_like_slurm), counts)
 
@@ -162,13 +174,20 @@ def _choice(fabric: Fabric, asked: Problem, taken: Supply, active: Supply, free:
     used = np.flatnonzero(taken.count)
     nodes, spares = _names(tree.names, active.nodes), np.setdiff1d(taken.nodes, active.nodes)
     return Choice(
-        nodes=nodes, spares=_names(tree.names, spares), objective=asked.objective,
-        cost=cost, terms=extra, height=int(tree.height[below == below.max()].min()),
-        pods=len(np.unique(tree.parent[used][tree.parent[used] >= 0])), leaves=len(used),
+        nodes=nodes,
+        spares=_names(tree.names, spares),
+        objective=asked.objective,
+        cost=cost,
+        terms=extra,
+        height=int(tree.height[below == below.max()].min()),
+        pods=len(np.unique(tree.parent[used][tree.parent[used] >= 0])),
+        leaves=len(used),
         crossings=fewest(nodes, fabric),
-        per_leaf={tree.leaves[leaf]: int(taken.count[leaf]) for leaf in used}, free=free,
-        segment=asked.unit if asked.unit > 1 else 0, note=_note(asked),
-    )  # fmt: skip
+        per_leaf={tree.leaves[leaf]: int(taken.count[leaf]) for leaf in used},
+        free=free,
+        segment=asked.unit if asked.unit > 1 else 0,
+        note=_note(asked),
+    )
 
 
 def _note(asked: Problem) -> str:
@@ -196,7 +215,11 @@ def _flat(free: Free, k: int, spares: int, segment: int, terms: Terms) -> Choice
     taken = sorted(usable, key=price_of.__getitem__)[: k + spares]
     cost = sum(price_of[name] for name in taken)
     return Choice(
-        nodes=tuple(sorted(taken[:k], key=natural)), spares=tuple(sorted(taken[k:], key=natural)), objective="flat",
-        cost=terms.node * cost, terms=terms.node * cost, free=len(price_of),
+        nodes=tuple(sorted(taken[:k], key=natural)),
+        spares=tuple(sorted(taken[k:], key=natural)),
+        objective="flat",
+        cost=terms.node * cost,
+        terms=terms.node * cost,
+        free=len(price_of),
         note="the fabric is flat: by cost and name",
-    )  # fmt: skip
+    )

@@ -54,11 +54,17 @@ def choose(fabric: Fabric, torus: Torus, free: Free, k: int, *, spares: int, ter
     nodes = tuple(name[cell] for cell in active)
     extra = terms.node * float(sum(cost[cell] for cell in cells))
     return Choice(
-        nodes=nodes, spares=tuple(name[cell] for cell in others), objective="surface",
-        cost=best.cost, next_cost=boxes[1].cost if len(boxes) > 1 else None, terms=extra, free=int(is_free.sum()),
-        crossings=crossings(nodes, fabric), shape=best.shape,
+        nodes=nodes,
+        spares=tuple(name[cell] for cell in others),
+        objective="surface",
+        cost=best.cost,
+        next_cost=boxes[1].cost if len(boxes) > 1 else None,
+        terms=extra,
+        free=int(is_free.sum()),
+        crossings=crossings(nodes, fabric),
+        shape=best.shape,
         note=f"no free box has {total} nodes: one of {volume} is taken" if volume > total else "",
-    )  # fmt: skip
+    )
 
 
 def _grid(torus: Torus, free: Free) -> tuple[NDArray[np.bool_], Floats]:

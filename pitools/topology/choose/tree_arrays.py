@@ -93,13 +93,18 @@ def _made(fabric: Fabric) -> Index:
     names = tuple(name for held in nodes for name in held)
     size = np.array([len(held) for held in nodes], np.int64)
     return Index(
-        names=names, leaf_of=np.repeat(np.arange(len(nodes)), size), size=size, height=height,
+        names=names,
+        leaf_of=np.repeat(np.arange(len(nodes)), size),
+        size=size,
+        height=height,
         position={name: place for place, name in enumerate(names)},
         leaves=tuple(leaf.path[-1] for leaf in fabric.leaves),
         parent=np.array([numbers.get(path[:-1], -1) for path in vertices], np.int64),
         length=np.array([0.0 if path[-1] == _OWN else fabric.lengths.get(path[-1], 1.0) for path in vertices]),
-        children=tuple(map(tuple, children.values())), bundles=bundles, parts=parts,
-    )  # fmt: skip
+        children=tuple(map(tuple, children.values())),
+        bundles=bundles,
+        parts=parts,
+    )
 
 
 def _bundled(children: Iterable[Sequence[int]], size: Sequence[int]) -> tuple[Ints, tuple[tuple[int, ...], ...]]:

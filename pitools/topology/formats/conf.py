@@ -13,8 +13,14 @@ from pitools.core.errors import ConfigError, UsageError, nearest
 from pitools.slurm.records import Switch
 from pitools.topology.fabric_model import Fabric, Leaf, chain, from_switches, listed, natural, tree
 
-KEYS = {"switchname": "SwitchName", "switches": "Switches", "nodes": "Nodes", "linkspeed": "LinkSpeed",
-        "blockname": "BlockName", "blocksizes": "BlockSizes"}  # fmt: skip
+KEYS = {
+    "switchname": "SwitchName",
+    "switches": "Switches",
+    "nodes": "Nodes",
+    "linkspeed": "LinkSpeed",
+    "blockname": "BlockName",
+    "blocksizes": "BlockSizes",
+}
 NAME = re.compile(r"[\w.:@+/-]{1,64}")
 
 _PAIR = re.compile(r"([^\s=]+)=(\S*)")

@@ -64,10 +64,19 @@ def score(
     found = crossings(own, fabric)
     could = best(len(wired), fabric, among)
     return Score(
-        job_id=job_id, name=name, nodes=len(own), leaves=leaves, best_leaves=could.leaves, pods=pods,
-        best_pods=could.pods, crossings=found, reordered_crossings=fewest(own, fabric), best_crossings=could.crossings,
-        share=round(min(1.0, could.crossings / found), 4) if found else 1.0, unwired=len(own) - len(wired),
-    )  # fmt: skip
+        job_id=job_id,
+        name=name,
+        nodes=len(own),
+        leaves=leaves,
+        best_leaves=could.leaves,
+        pods=pods,
+        best_pods=could.pods,
+        crossings=found,
+        reordered_crossings=fewest(own, fabric),
+        best_crossings=could.crossings,
+        share=round(min(1.0, could.crossings / found), 4) if found else 1.0,
+        unwired=len(own) - len(wired),
+    )
 
 
 def spread(nodes: Collection[str], fabric: Fabric) -> tuple[int, int]:

@@ -13,8 +13,14 @@ from pitools.topology.show.text import short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"allocated": "#2f5fa7", "mixed": "#7fa8d9", "idle": "#a9dcb4", "drained": "#f0a63c", "down": "#cf3f45",
-           "unknown": "#d7dae0"}  # fmt: skip
+COLOURS = {
+    "allocated": "#2f5fa7",
+    "mixed": "#7fa8d9",
+    "idle": "#a9dcb4",
+    "drained": "#f0a63c",
+    "down": "#cf3f45",
+    "unknown": "#d7dae0",
+}
 INK, FAINT = "#22303c", "#7b8794"
 
 _RING = "#e9edf2"
@@ -135,10 +141,14 @@ def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> li
     columns = ceil(count / rows)
     width, height = (stop - start) / columns, (_RIM - inner) / rows
     return [
-        Wedge(start + i % columns * width, start + (i % columns + 1) * width,
-              inner + i // columns * height, inner + (i // columns + 1) * height)
+        Wedge(
+            start + i % columns * width,
+            start + (i % columns + 1) * width,
+            inner + i // columns * height,
+            inner + (i // columns + 1) * height,
+        )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def _fill(axes: Axes, wedges: Sequence[Wedge], colour: str) -> None:
@@ -173,8 +183,9 @@ def _label(axes: Axes, text: str, wedge: Wedge, size: float) -> None:
 
 def _node_label(axes: Axes, name: str, wedge: Wedge, *, is_dark: bool) -> None:
     place = _point((wedge.start + wedge.stop) / 2, (wedge.inner + wedge.outer) / 2)
-    axes.text(*place, cell(name)[:16], ha="center", va="center", size=10, color="white" if is_dark else INK,
-              parse_math=False)  # fmt: skip
+    axes.text(
+        *place, cell(name)[:16], ha="center", va="center", size=10, color="white" if is_dark else INK, parse_math=False
+    )
 
 
 def _rim_label(axes: Axes, text: str, wedge: Wedge) -> None:
@@ -182,6 +193,13 @@ def _rim_label(axes: Axes, text: str, wedge: Wedge) -> None:
     turn = (wedge.start + wedge.stop) / 2
     is_right = turn < 0.5
     axes.text(
-        *_point(turn, _RIM + 0.015), text, rotation=(90 if is_right else 270) - 360 * turn, rotation_mode="anchor",
-        ha="left" if is_right else "right", va="center", size=6, color=FAINT, parse_math=False,
-    )  # fmt: skip
+        *_point(turn, _RIM + 0.015),
+        text,
+        rotation=(90 if is_right else 270) - 360 * turn,
+        rotation_mode="anchor",
+        ha="left" if is_right else "right",
+        va="center",
+        size=6,
+        color=FAINT,
+        parse_math=False,
+    )

@@ -117,9 +117,14 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("_fsspec_filesystem", "FsspecReader"), ("filesystem", "FileSystemWriter"), ("metadata", "os.system"),
-     ("metadata", "Metadata.__init__"), ("metadata", "TensorProperties.create_from_tensor")],
-)  # fmt: skip
+    [
+        ("_fsspec_filesystem", "FsspecReader"),
+        ("filesystem", "FileSystemWriter"),
+        ("metadata", "os.system"),
+        ("metadata", "Metadata.__init__"),
+        ("metadata", "TensorProperties.create_from_tensor"),
+    ],
+)
 def test_a_class_of_torch_s_is_let_in_by_its_name(module: str, name: str) -> None:
     """One beside those that describe may open any address that it is given, and run what a template there says."""
     data = f"\x80\x04ctorch.distributed.checkpoint.{module}\n{name}\n(Vmemory://x\ntR.".encode("latin-1")
@@ -205,9 +210,14 @@ class Schedule:
 
 @pytest.mark.parametrize(
     ("name", "leaf"),
-    [("n", np.float64(0.5)), ("n.a", {"a": np.zeros(3)}), ("n.1", [1, Schedule()]), ("n", (1, Schedule())),
-     ("n.0.a", [{"a": lambda: 0}])],
-)  # fmt: skip
+    [
+        ("n", np.float64(0.5)),
+        ("n.a", {"a": np.zeros(3)}),
+        ("n.1", [1, Schedule()]),
+        ("n", (1, Schedule())),
+        ("n.0.a", [{"a": lambda: 0}]),
+    ],
+)
 def test_what_would_not_be_loaded_is_not_saved(folder: Path, name: str, leaf: object) -> None:
     """The first save says so, with the leaf's name, and not the first restore; the guard goes on without it."""
     with Guard(folder, Dcp()) as guard:
@@ -241,9 +251,13 @@ def test_members_of_enums_in_either_form() -> None:
     assert dcp_adapter._unpickled(pickle.dumps(expected)) is expected
     assert dcp_adapter._unpickled(_getattr_of(module, "WriteItemType", "TENSOR")) is expected
     refused = [
-        (module, "WriteItemType", "mro"), (module, "SavePlan", "__init__"), (module, "WriteItemType", "__class__"),
-        ("enum", "Enum", "mro"), ("builtins", "set", "add"), ("signal", "Signals", "SIGKILL"),
-    ]  # fmt: skip
+        (module, "WriteItemType", "mro"),
+        (module, "SavePlan", "__init__"),
+        (module, "WriteItemType", "__class__"),
+        ("enum", "Enum", "mro"),
+        ("builtins", "set", "add"),
+        ("signal", "Signals", "SIGKILL"),
+    ]
     for words in refused:
         with pytest.raises(pickle.UnpicklingError):
             dcp_adapter._unpickled(_getattr_of(*words))

@@ -56,9 +56,12 @@ def start(server: Callable[[str], forked_ranks.Server], tmp_path: Path) -> Itera
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         env = forked_ranks.environment() | {
-            "PIT_WORLD_SIZE": str(world_size), "PIT_NONCE": "aa", "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
+            "PIT_WORLD_SIZE": str(world_size),
+            "PIT_NONCE": "aa",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         argv = [str(Path(__file__).with_name("rank_process.py")), framework, str(folder), steps, "3"]
         for rank in range(world_size):
             own = env | {"PIT_RANK": str(rank), "PIT_LOCAL_RANK": str(rank)}

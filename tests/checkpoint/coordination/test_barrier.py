@@ -35,9 +35,13 @@ class Keys:
 
 
 def meet(
-    ranks: int, work: Callable[[Barrier], object], *, absent: set[int] = frozenset(), keys: Keys | None = None,
+    ranks: int,
+    work: Callable[[Barrier], object],
+    *,
+    absent: set[int] = frozenset(),
+    keys: Keys | None = None,
     **more: object,
-):  # fmt: skip
+):
     """What each rank that comes gets, or raises."""
     keys = keys or Keys()
 

@@ -68,8 +68,10 @@ def test_paths_outside(path: str) -> None:
 )
 def test_entries_that_cannot_be(entry: dict[str, object]) -> None:
     """Negative sizes, digests of another kind and a file named twice are refused."""
-    files = (FileEntry(path="payload/b", bytes=1, digest=DIGEST), FileEntry(**{"path": "payload/a", "bytes": 1,
-             "digest": DIGEST, **entry}))  # fmt: skip
+    files = (
+        FileEntry(path="payload/b", bytes=1, digest=DIGEST),
+        FileEntry(**{"path": "payload/a", "bytes": 1, "digest": DIGEST, **entry}),
+    )
     with pytest.raises(DataError, match="not possible"):
         encode(record(files=files))
 

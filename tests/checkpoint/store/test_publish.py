@@ -72,8 +72,13 @@ def test_incomplete_digests_are_refused(folder: Path, save: Save, fault: str) ->
         (place / layout.SHARES / "0.json").write_bytes(b'{"schema":"pit.che')
     with pytest.raises(DataError) as caught:
         publish.publish(folder, place, 2, **{**FIELDS, "world_size": 2 if fault == "rank" else 1})
-    assert {"uncovered": "no rank", "rank": "rank 1 left", "grown": "bytes when", "gone": "bytes when",
-            "torn": "rank 0's"}[fault] in caught.value.what  # fmt: skip
+    assert {
+        "uncovered": "no rank",
+        "rank": "rank 1 left",
+        "grown": "bytes when",
+        "gone": "bytes when",
+        "torn": "rank 0's",
+    }[fault] in caught.value.what
     assert sorted(item.name for item in folder.iterdir()) == ["latest", "step_1"]
 
 

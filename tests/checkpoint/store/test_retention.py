@@ -60,8 +60,10 @@ def test_what_is_read_stays(folder: Path, save: Save) -> None:
     reader = holder("reading", folder / "step_1")
     try:
         assert {record.step: record.reason for record in retention.prune(folder, 1)} == {
-            3: "of the newest 1", 2: "", 1: "being read",
-        }  # fmt: skip
+            3: "of the newest 1",
+            2: "",
+            1: "being read",
+        }
         assert verify.check(folder / "step_1") == []
     finally:
         end(reader)

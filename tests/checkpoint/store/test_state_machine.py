@@ -35,9 +35,7 @@ class Checkpoints(RuleBasedStateMachine):
     def save(self, ranks: int) -> None:
         """A save that succeeds."""
         place = build(self.folder, self.next, contents(self.next), ranks=ranks)
-        publish.publish(
-            self.folder, place, self.next, format="files", run=RUN, model=MODEL, world_size=ranks
-        )  # fmt: skip
+        publish.publish(self.folder, place, self.next, format="files", run=RUN, model=MODEL, world_size=ranks)
         self.good.add(self.next)
         self.next += 1
 
@@ -62,9 +60,7 @@ class Checkpoints(RuleBasedStateMachine):
         content = path.read_bytes()
         if fault == "flip":
             bit = data.draw(st.integers(0, 8 * len(content) - 1))
-            path.write_bytes(
-                content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :]
-            )  # fmt: skip
+            path.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
         elif fault == "cut":
             path.write_bytes(content[:-1])
         elif fault == "remove":

@@ -105,8 +105,9 @@ def test_a_rank_that_cannot_read_is_enough(folder: Path, away: Away, monkeypatch
 
     def check(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> Any:
         found = real(path, share=share, **more)
-        bad = restore.Problem(checkpoint=path.name, path="payload/0.w", problem="unreadable", expected="a file",
-                                got="Input/output error")  # fmt: skip
+        bad = restore.Problem(
+            checkpoint=path.name, path="payload/0.w", problem="unreadable", expected="a file", got="Input/output error"
+        )
         return [*found, bad] if share == (1, 2) and path.name == "step_2" else found
 
     monkeypatch.setattr(restore.verify, "check", check)

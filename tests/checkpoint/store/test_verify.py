@@ -85,9 +85,14 @@ def test_each_problem_is_told_from_the_others(save: Save) -> None:
     (path / "payload" / "new").touch()
     (path / "out").symlink_to("/etc")
     assert kinds(path) == {
-        "payload/a": "missing", "payload/b": "size", "payload/c": "digest", "payload/e/f": "missing",
-        "payload/g": "missing", "payload/new": "extra", "out": "extra",
-    }  # fmt: skip
+        "payload/a": "missing",
+        "payload/b": "size",
+        "payload/c": "digest",
+        "payload/e/f": "missing",
+        "payload/g": "missing",
+        "payload/new": "extra",
+        "out": "extra",
+    }
     (size,) = (problem for problem in verify.check(path) if problem.problem == "size")
     assert size.text() == "payload/b: size: 2, expected 1"
 
@@ -113,8 +118,21 @@ def test_folder_behind_a_link(save: Save, tmp_path: Path) -> None:
     assert kinds(path) == {"payload": "extra"}
 
 
-@pytest.mark.parametrize("name", ["step_007", "step_", "step_-1", "step_1e9", f"step_{10**15}", f"step_{'9' * 200}",
-                                  "step_٣", "step_3 ", "Step_3", "step_3.orbax-checkpoint-tmp"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step_007",
+        "step_",
+        "step_-1",
+        "step_1e9",
+        f"step_{10**15}",
+        f"step_{'9' * 200}",
+        "step_٣",
+        "step_3 ",
+        "Step_3",
+        "step_3.orbax-checkpoint-tmp",
+    ],
+)
 def test_absurd_names(folder: Path, save: Save, name: str) -> None:
     """What is only like a checkpoint's name is none: nothing is found by it, nor removed."""
     save(3)

@@ -227,9 +227,11 @@ def site(near: None, far_side: FarSide, dev_sites: Path) -> Iterator[Site]:
     keys["name"] = "far"
     keys["reach"] = {"kind": "ssh", "host": "far", "timeout_s": 20.0}
     keys["paths"] = {
-        "runs": f"{root}/runs/{{user}}", "data": f"{root}/data", "nvme": f"{root}/nvme/{{node}}",
+        "runs": f"{root}/runs/{{user}}",
+        "data": f"{root}/data",
+        "nvme": f"{root}/nvme/{{node}}",
         "python": f"{root}/bin/python",
-    }  # fmt: skip
+    }
     yield msgspec.convert(keys, Site)
     for path in far_side.bin.glob("sbatch*"):
         path.unlink()

@@ -292,8 +292,15 @@ def test_roots_of_odd_names(site: Site, make_plan: MakePlan, far_side: Any, name
     remote.submit(make_plan(command="true"), moved(site, runs=str(odd)), name=name)
     assert (odd / name / "job.json").is_file()
     assert {path.name for path in far_side.root.iterdir()} <= {
-        "home", "runs", "data", "nvme", "bin", "disk", "elsewhere", odd.name
-    }  # fmt: skip
+        "home",
+        "runs",
+        "data",
+        "nvme",
+        "bin",
+        "disk",
+        "elsewhere",
+        odd.name,
+    }
 
 
 def moved(site: Site, **paths: str) -> Site:

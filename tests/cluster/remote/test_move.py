@@ -63,9 +63,7 @@ def started(
         local_process.cancel(job)
 
 
-def test_it_goes_on_at_a_site_that_shares_nothing(
-    started: Path, site: Site, far_side: FarSide, alpha: Client
-) -> None:  # fmt: skip
+def test_it_goes_on_at_a_site_that_shares_nothing(started: Path, site: Site, far_side: FarSide, alpha: Client) -> None:
     """There is one job there, which begins at the step that was saved here; the checkpoint's bytes are the same, and
     those of what the program keeps beside it.
     """

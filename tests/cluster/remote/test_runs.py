@@ -174,9 +174,22 @@ def test_this_side_sees_nothing_of_that_side(
     files_here = [tmp_path / one for one in ("near.py", "site.json", "plan.json")]
     words = [sys.executable, *files_here, name, far_side.root, tmp_path / "b"]
     done = subprocess.run(
-        ["/usr/bin/unshare", "-m", "/bin/sh", "-c", f"PATH=/usr/bin:/bin; {hide}", "sh", far_side.root, far_side.near,
-         *words], capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+        [
+            "/usr/bin/unshare",
+            "-m",
+            "/bin/sh",
+            "-c",
+            f"PATH=/usr/bin:/bin; {hide}",
+            "sh",
+            far_side.root,
+            far_side.near,
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "b" / "attempts" / "0" / "logs" / "0.out").read_text().endswith("1000\n0\n")
     assert tmp_path.stat().st_uid == 0

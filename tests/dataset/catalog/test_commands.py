@@ -160,8 +160,9 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")
     found = lines(pit("dataset", "diff", one.path, three.path), 1)
     assert {line["what"] for line in found if line["kind"] == "episode"} == {
-        "reach.hdf5: demo_0", "reach.hdf5: demo_1",
-    }  # fmt: skip
+        "reach.hdf5: demo_0",
+        "reach.hdf5: demo_1",
+    }
     assert {line["change"] for line in found if line["kind"] == "episode"} == {"changed"}
 
 

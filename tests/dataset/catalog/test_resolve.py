@@ -77,11 +77,21 @@ def test_what_names_nothing(publish, tmp_path) -> None:
     """A name that fits no version, or several, is refused with what there is."""
     root = tmp_path / "root"
     path = publish(root, "reach")
-    for text, hint in ((f"{root}/reech", "reach"), (str(root), "reach"), (f"{root}/reach@prod", "tag"),
-                       (f"{root}/reach/{'0' * 8}", "list"), (f"{root}/reach/12345", ""), ("s3://b/x", "pit-stage"),
-                       (f"{root}/reach/{'z' * 32}", "digits"), (f"{root}/re*", "reach"), (f"{root}/*", ""),
-                       ("/", ""), ("", "ROOT/NAME"), (f"{tmp_path}/nowhere/x", "@TAG"),
-                       (f"{root}/reech/123456", '"reach"')):  # fmt: skip
+    for text, hint in (
+        (f"{root}/reech", "reach"),
+        (str(root), "reach"),
+        (f"{root}/reach@prod", "tag"),
+        (f"{root}/reach/{'0' * 8}", "list"),
+        (f"{root}/reach/12345", ""),
+        ("s3://b/x", "pit-stage"),
+        (f"{root}/reach/{'z' * 32}", "digits"),
+        (f"{root}/re*", "reach"),
+        (f"{root}/*", ""),
+        ("/", ""),
+        ("", "ROOT/NAME"),
+        (f"{tmp_path}/nowhere/x", "@TAG"),
+        (f"{root}/reech/123456", '"reach"'),
+    ):
         with pytest.raises(UsageError) as caught:
             resolve(text)
         assert hint in caught.value.hint

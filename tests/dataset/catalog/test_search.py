@@ -92,9 +92,20 @@ def test_a_day_is_a_whole_one(root) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["episodes", "episode>=5", "episodes~5", "episodes>=many", "task>=5", "published>=soon", "bytes>=1XB",
-             "published=2026", "episodes>=²", ""],
-)  # fmt: skip
+    "text",
+    [
+        "episodes",
+        "episode>=5",
+        "episodes~5",
+        "episodes>=many",
+        "task>=5",
+        "published>=soon",
+        "bytes>=1XB",
+        "published=2026",
+        "episodes>=²",
+        "",
+    ],
+)
 def test_refused(text) -> None:
     """What is no condition is refused."""
     with pytest.raises(UsageError) as caught:

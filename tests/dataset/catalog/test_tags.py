@@ -21,8 +21,11 @@ def test_moves_are_a_history(publish, tmp_path) -> None:
         tags.move(tmp_path, "x", "prod", to, why=why)
         assert {tag: value.version for tag, value in tags.read(tmp_path, "x").items()} == ({"prod": to} if to else {})
     assert [(move.number, move.version, move.why) for move in tags.history(tmp_path, "x", "prod")] == [
-        (1, one, "first"), (2, two, ""), (3, "", "no more"), (4, one, "again"),
-    ]  # fmt: skip
+        (1, one, "first"),
+        (2, two, ""),
+        (3, "", "no more"),
+        (4, one, "again"),
+    ]
     assert {path.name for path in (version_state.tags_dir(tmp_path, "x") / "prod").iterdir()} == {
         f"{n}.json" for n in (1, 2, 3, 4)
     }

@@ -90,7 +90,10 @@ def found(path: Path, **how: Any) -> list[Finding]:
     assert isinstance(summary, Summary)
     levels = [finding.level for finding in findings]
     assert [summary.damage, summary.faults, summary.warnings] == [
-        levels.count("damage"), levels.count("fault"), levels.count("warning")]  # fmt: skip
+        levels.count("damage"),
+        levels.count("fault"),
+        levels.count("warning"),
+    ]
     return findings
 
 

@@ -53,7 +53,8 @@ def test_slow_camera(make, found, places) -> None:
             known["obs/eye_image"] = np.repeat(known["obs/eye_image"], 11, axis=0)
             for key in [key for key, value in known.items() if not isinstance(value, str) and "image" not in key]:
                 known[key] = np.linspace(known[key][0], known[key][-1], len(known["obs/eye_image"])).astype(
-                    known[key].dtype)  # fmt: skip
+                    known[key].dtype
+                )
         demos[4]["obs/eye_image"][110 : 110 + stop] = demos[4]["obs/eye_image"][110]
 
     assert found(make(change)) == []
@@ -63,8 +64,13 @@ def test_slow_camera(make, found, places) -> None:
 
 def test_always_frozen(make, found) -> None:
     """A camera that gives one frame through each episode is no slow one."""
-    findings = found(make(lambda demos: [known["obs/eye_image"].__setitem__(slice(None), known["obs/eye_image"][:1])
-                                         for known in demos]))  # fmt: skip
+    findings = found(
+        make(
+            lambda demos: [
+                known["obs/eye_image"].__setitem__(slice(None), known["obs/eye_image"][:1]) for known in demos
+            ]
+        )
+    )
     assert [(finding.check, finding.episode) for finding in findings] == [("frozen", number) for number in range(8)]
 
 

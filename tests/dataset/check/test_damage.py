@@ -161,9 +161,12 @@ def test_missing_shard(version) -> None:
 
 def test_swapped_shards(version) -> None:
     """Two shards in each other's place, each whole in itself, are seen by their digests alone."""
-    pairs = [(a, b) for a in shards(version) for b in shards(version)
-             if a.relative_to(version).parts[:2] == b.relative_to(version).parts[:2]
-             and a.read_bytes() != b.read_bytes()]  # fmt: skip
+    pairs = [
+        (a, b)
+        for a in shards(version)
+        for b in shards(version)
+        if a.relative_to(version).parts[:2] == b.relative_to(version).parts[:2] and a.read_bytes() != b.read_bytes()
+    ]
     first, second = min(pairs, key=lambda pair: abs(pair[0].stat().st_size - pair[1].stat().st_size))
     one, other = first.read_bytes(), second.read_bytes()
     first.write_bytes(other)

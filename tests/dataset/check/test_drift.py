@@ -42,13 +42,19 @@ def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
 def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, **changes) -> Manifest:
     steps = len(values["action"])
     known = {
-        "name": "x", "episodes": steps // STEPS, "steps": steps, "files": (), "source": ({"file": "a"},),
-        "arrays": {"action": ArraySchema(shape=values["action"].shape, dtype="float64"),
-                   IMAGE: ArraySchema(shape=(steps, 6, 6, 3), dtype="uint8")},
+        "name": "x",
+        "episodes": steps // STEPS,
+        "steps": steps,
+        "files": (),
+        "source": ({"file": "a"},),
+        "arrays": {
+            "action": ArraySchema(shape=values["action"].shape, dtype="float64"),
+            IMAGE: ArraySchema(shape=(steps, 6, 6, 3), dtype="uint8"),
+        },
         "statistics": {name: statistics(rows) for name, rows in values.items()},
         "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
         "parent": manifests.version(manifests.encode(parent)) if parent else "",
-    } | changes  # fmt: skip
+    } | changes
     return Manifest(**known)
 
 

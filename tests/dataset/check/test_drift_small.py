@@ -45,8 +45,10 @@ def test_a_column_that_seldom_moves(bench) -> None:
 
     def episode(lid: np.ndarray, command: np.ndarray) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
-        return {"action": np.column_stack([rng.normal(size=(50, 3)), command]),
-                "obs/lid": np.column_stack([rng.normal(size=(50, 3)), lid])}  # fmt: skip
+        return {
+            "action": np.column_stack([rng.normal(size=(50, 3)), command]),
+            "obs/lid": np.column_stack([rng.normal(size=(50, 3)), lid]),
+        }
 
     rest, moves = np.zeros(50), np.linspace(0, 1, 50)
     seldom = [episode(rest, rest)] * 19 + [episode(moves, moves.round())]
@@ -61,8 +63,10 @@ def test_a_parent_of_few_episodes(bench) -> None:
     rng = np.random.default_rng(0)
 
     def episodes(count: int, size: float = 1) -> list[dict[str, np.ndarray]]:
-        return [{"action": size * (3 * rng.normal(size=4) + rng.normal(size=(50, 4)) * [1, 1, 0.01, 1])}
-                for _ in range(count)]  # fmt: skip
+        return [
+            {"action": size * (3 * rng.normal(size=4) + rng.normal(size=(50, 4)) * [1, 1, 0.01, 1])}
+            for _ in range(count)
+        ]
 
     assert [bench.refused(episodes(2), episodes(3)) for _ in range(20)] == [[]] * 20
     assert all(bench.refused(episodes(2), episodes(3, 57.3)) for _ in range(20))

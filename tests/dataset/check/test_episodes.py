@@ -37,7 +37,9 @@ def test_offsets_of_other_lengths(copy, found, resign, rewrite) -> None:
     findings = found(resign(copy))
     said = [finding for finding in findings if finding.check == "episodes"]
     assert [(finding.level, finding.episode, finding.got, finding.expected) for finding in said] == [
-        ("damage", 2, "42", "37 steps"), ("damage", 3, "43", "48 steps")]  # fmt: skip
+        ("damage", 2, "42", "37 steps"),
+        ("damage", 3, "43", "48 steps"),
+    ]
 
 
 def test_unequal_length(copy, found, resign, manifest_of, places) -> None:
@@ -70,7 +72,8 @@ def test_too_short(make, found) -> None:
 
     findings = found(make(change))
     assert [(finding.level, finding.check, finding.episode, finding.got) for finding in findings] == [
-        ("fault", "length", 2, "1 steps")]  # fmt: skip
+        ("fault", "length", 2, "1 steps")
+    ]
 
 
 def test_too_long(make, found) -> None:

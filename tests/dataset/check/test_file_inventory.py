@@ -22,7 +22,9 @@ def test_missing_metadata(copy, found) -> None:
     (copy / "reward/zarr.json").unlink()
     findings = found(copy)
     assert {(finding.level, finding.file or finding.array) for finding in findings} >= {
-        ("damage", "reward/zarr.json"), ("damage", "reward")}  # fmt: skip
+        ("damage", "reward/zarr.json"),
+        ("damage", "reward"),
+    }
 
 
 def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
@@ -33,7 +35,9 @@ def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
     copy = copy.rename(copy.with_name(manifests.version(data)))
     findings = found(copy)
     assert {(finding.level, finding.check, finding.file) for finding in findings} == {
-        ("damage", "manifest", "action/c/0/0"), ("fault", "extra", "action/c/0/0")}  # fmt: skip
+        ("damage", "manifest", "action/c/0/0"),
+        ("fault", "extra", "action/c/0/0"),
+    }
 
 
 def test_edited_manifest(copy, found, manifest_of) -> None:
@@ -49,7 +53,9 @@ def test_extra_file(copy, found) -> None:
     (copy / "obs/link").symlink_to("/")
     findings = found(copy)
     assert {(finding.level, finding.check, finding.file) for finding in findings} == {
-        ("fault", "extra", "notes.txt"), ("fault", "extra", "obs/link")}  # fmt: skip
+        ("fault", "extra", "notes.txt"),
+        ("fault", "extra", "obs/link"),
+    }
 
 
 def test_link_in_place_of_a_file(copy, found, tmp_path) -> None:
@@ -97,8 +103,9 @@ def test_no_checksums_inside(tmp_path, found, copy, resign, manifest_of) -> None
 
     values = zarr.open_array(copy / "obs/joints", mode="r", zarr_format=3)[:]
     shutil.rmtree(copy / "obs/joints")
-    made = zarr.create_array(copy / "obs/joints", shape=values.shape, dtype=values.dtype, chunks=(64, 7),
-                             compressors=None, fill_value=0)  # fmt: skip
+    made = zarr.create_array(
+        copy / "obs/joints", shape=values.shape, dtype=values.dtype, chunks=(64, 7), compressors=None, fill_value=0
+    )
     made[:] = values
     copy = resign(copy)
     assert found(copy) == []
@@ -129,8 +136,14 @@ def test_forms_that_only_zarr_python_reads(copy, found, resign) -> None:
     joints = zarr.open_array(copy / "obs/joints", mode="r", zarr_format=3)[:]
     joints[60, 2] = np.nan
     shutil.rmtree(copy / "obs/joints")
-    made = zarr.create_array(copy / "obs/joints", shape=joints.shape, dtype=joints.dtype, chunks=(64, 4),
-                             compressors=GzipCodec(level=1), fill_value=0)  # fmt: skip
+    made = zarr.create_array(
+        copy / "obs/joints",
+        shape=joints.shape,
+        dtype=joints.dtype,
+        chunks=(64, 4),
+        compressors=GzipCodec(level=1),
+        fill_value=0,
+    )
     made[:] = joints
     copy = resign(copy)
     wrong = found(copy)  # also the manifest's statistics, which are of what was there before
@@ -161,7 +174,10 @@ def test_other_metadata(copy, found) -> None:
     (copy / "zarr.json").write_bytes(text.replace(b"train", b"trein"))
     (finding,) = found(copy)
     assert (finding.level, finding.file, finding.what) == (
-        "damage", "zarr.json", "the metadata are not what the manifest says")  # fmt: skip
+        "damage",
+        "zarr.json",
+        "the metadata are not what the manifest says",
+    )
 
 
 def test_other_content(make, found, rewrite) -> None:

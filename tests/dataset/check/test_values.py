@@ -65,7 +65,9 @@ def test_constant(make, found) -> None:
 
     findings = found(make(change))
     assert [(finding.level, finding.check, finding.array) for finding in findings] == [
-        ("warning", "constant", "action"), ("warning", "constant", "obs/joints")]  # fmt: skip
+        ("warning", "constant", "action"),
+        ("warning", "constant", "obs/joints"),
+    ]
     assert findings[0].what == "column 6 is the same in every step"
     findings = found(make(lambda demos: [known["actions"].fill(1) for known in demos], name="dead"))
     assert ("fault", "every column is the same in every step") in {(one.level, one.what) for one in findings}

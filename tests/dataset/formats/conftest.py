@@ -83,18 +83,28 @@ class LeRobot:
         for number, (low, high) in enumerate(self.files):
             self.data(number, low, high)
             if self.video:
-                self.clip(self.path / f"videos/{CAMERA}/chunk-000/file-{number:03d}.mp4",
-                          self.frames[offsets[low] : offsets[high]])  # fmt: skip
+                self.clip(
+                    self.path / f"videos/{CAMERA}/chunk-000/file-{number:03d}.mp4",
+                    self.frames[offsets[low] : offsets[high]],
+                )
             for i in range(low, high):
                 row = {
-                    "episode_index": i, "tasks": [f"do {i % 2}"], "length": self.lengths[i], "data/chunk_index": 0,
-                    "data/file_index": number, "dataset_from_index": offsets[i], "dataset_to_index": offsets[i + 1],
+                    "episode_index": i,
+                    "tasks": [f"do {i % 2}"],
+                    "length": self.lengths[i],
+                    "data/chunk_index": 0,
+                    "data/file_index": number,
+                    "dataset_from_index": offsets[i],
+                    "dataset_to_index": offsets[i + 1],
                     "stats/action/min": [0.0],
-                }  # fmt: skip
+                }
                 if self.video:
-                    clip = {"chunk_index": 0, "file_index": number,
-                            "from_timestamp": (offsets[i] - offsets[low]) / FPS,
-                            "to_timestamp": (offsets[i + 1] - offsets[low]) / FPS}  # fmt: skip
+                    clip = {
+                        "chunk_index": 0,
+                        "file_index": number,
+                        "from_timestamp": (offsets[i] - offsets[low]) / FPS,
+                        "to_timestamp": (offsets[i + 1] - offsets[low]) / FPS,
+                    }
                     row |= {f"videos/{CAMERA}/{key}": value for key, value in clip.items()}
                 rows.append(row)
         self._table("meta/episodes/chunk-000/file-000.parquet", pa.Table.from_pylist(rows))
@@ -140,16 +150,26 @@ class LeRobot:
             container.mux(stream.encode(None))
 
     def _info(self) -> None:
-        features = {key: {"dtype": values.dtype.name, "shape": [*(values.shape[1:] or (1,))], "names": None}
-                    for key, values in self.values.items()}  # fmt: skip
-        features[CAMERA] = {"dtype": "video" if self.video else "image", "shape": [32, 48, 3],
-                            "names": ["height", "width", "channels"]}  # fmt: skip
+        features = {
+            key: {"dtype": values.dtype.name, "shape": [*(values.shape[1:] or (1,))], "names": None}
+            for key, values in self.values.items()
+        }
+        features[CAMERA] = {
+            "dtype": "video" if self.video else "image",
+            "shape": [32, 48, 3],
+            "names": ["height", "width", "channels"],
+        }
         info = {
-            "codebase_version": "v3.0", "robot_type": "toy", "total_episodes": len(self.lengths), "fps": FPS,
-            "total_frames": sum(self.lengths), "splits": {"train": f"0:{len(self.lengths)}"}, "features": features,
+            "codebase_version": "v3.0",
+            "robot_type": "toy",
+            "total_episodes": len(self.lengths),
+            "fps": FPS,
+            "total_frames": sum(self.lengths),
+            "splits": {"train": f"0:{len(self.lengths)}"},
+            "features": features,
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-        }  # fmt: skip
+        }
         (self.path / "meta").mkdir(parents=True)
         (self.path / "meta/info.json").write_text(json.dumps(info, indent=4))
 

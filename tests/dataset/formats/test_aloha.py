@@ -82,12 +82,15 @@ def test_grey_jpeg(aloha, whole) -> None:
     rows = [encoded(frame) for frame in grey]
     replace(path, "observations/images/top", data=np.stack([np.pad(row, (0, 9999 - len(row))) for row in rows]))
     (episode,) = detect.scan(path, "auto").episodes
-    np.testing.assert_array_equal(whole(episode)["obs/top_image"], np.stack([decoded(row) for row in rows])[..., None]
-                                  .repeat(3, axis=-1))  # fmt: skip
+    np.testing.assert_array_equal(
+        whole(episode)["obs/top_image"], np.stack([decoded(row) for row in rows])[..., None].repeat(3, axis=-1)
+    )
 
 
-@pytest.mark.parametrize(("damage", "what"), [("cut", "not a whole PNG"), ("flip", "not a whole PNG"),
-                                              ("size", r"the PNG is uint16 \(8, 8\), others")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [("cut", "not a whole PNG"), ("flip", "not a whole PNG"), ("size", r"the PNG is uint16 \(8, 8\), others")],
+)
 def test_damaged_png(aloha, whole, damage, what) -> None:
     """A PNG that is cut, has a flipped bit, or another size is refused by file, camera and row."""
     path, depth = aloha(0, 4), np.random.default_rng(0).integers(0, 999, (4, 24, 32)).astype(np.uint16)
@@ -129,7 +132,8 @@ def test_missing_camera(aloha) -> None:
     kept, refused = sort_out(episodes)
     assert [episode.name for episode in kept] == ["episode_1", "episode_2", "episode_3"]
     assert [(item.name, item.path, item.why) for item in refused] == [
-        ("episode_0", paths[0], "episode_0 has no obs/wrist_image, which episode_1 has")]  # fmt: skip
+        ("episode_0", paths[0], "episode_0 has no obs/wrist_image, which episode_1 has")
+    ]
     assert alike(kept[0], kept[1]) == ""
 
 

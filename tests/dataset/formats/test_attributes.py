@@ -41,8 +41,12 @@ def test_attributes_that_json_cannot_hold(robomimic, store, capsys) -> None:
     version, group = store(path)
     lines = [json.loads(line) for line in bytes(group["episode_json"][:]).splitlines()]
     kept = lines[1]["attributes"]
-    assert kept == {"noise": "NaN", "limits": ["-Infinity", 1.0, "Infinity"],
-                    "operator": "caf\\xe9", "place": "caf\\xe9"}  # fmt: skip
+    assert kept == {
+        "noise": "NaN",
+        "limits": ["-Infinity", 1.0, "Infinity"],
+        "operator": "caf\\xe9",
+        "place": "caf\\xe9",
+    }
     told = capsys.readouterr().err
     assert all(f"attribute {key}: " in told for key in kept)
     assert version.episodes == 2

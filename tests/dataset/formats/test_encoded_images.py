@@ -18,9 +18,11 @@ from pitools.dataset.formats import detect
 EYE = "obs/eye_image"
 JPEG_XL = b"\xff\x0a" + bytes(range(1, 120))
 FOREIGN = {
-    "JPEG XL": JPEG_XL, "JPEG XL in a container": b"\0\0\0\x0cJXL \r\n\x87\n" + b"x" * 90,
-    "WebP": b"RIFF\x50\0\0\0WEBPVP8 " + b"x" * 90, "AVIF": b"\0\0\0\x20ftypavif" + b"x" * 90,
-}  # fmt: skip
+    "JPEG XL": JPEG_XL,
+    "JPEG XL in a container": b"\0\0\0\x0cJXL \r\n\x87\n" + b"x" * 90,
+    "WebP": b"RIFF\x50\0\0\0WEBPVP8 " + b"x" * 90,
+    "AVIF": b"\0\0\0\x20ftypavif" + b"x" * 90,
+}
 
 
 def encoded(frame: np.ndarray, kind: str) -> bytes:

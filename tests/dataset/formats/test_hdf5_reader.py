@@ -65,8 +65,9 @@ def test_any_storage(data) -> None:
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "x.hdf5"
         with h5py.File(path, "w", userblock_size=data.draw(st.sampled_from([0, 512]))) as file:
-            dataset = file.create_dataset("x", values.shape, values.dtype, maxshape=(None, *row) if chunks else None,
-                                          **options)  # fmt: skip
+            dataset = file.create_dataset(
+                "x", values.shape, values.dtype, maxshape=(None, *row) if chunks else None, **options
+            )
             other = file.create_dataset("other", values.shape, values.dtype, chunks=chunks)
             # Written in any order, between the chunks of another: so they lie in the file.
             for step in data.draw(st.permutations(range(steps))):
@@ -132,8 +133,9 @@ def test_hole(tmp_path) -> None:
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (10, 4), "f4", chunks=(2, 4), fillvalue=7)[4:6] = 1
-    known = Column(dataset="/x", steps=10, row=(4,), dtype="float32",
-                   place=msgspec.structs.replace(hdf5.place(path), name="/x"))  # fmt: skip
+    known = Column(
+        dataset="/x", steps=10, row=(4,), dtype="float32", place=msgspec.structs.replace(hdf5.place(path), name="/x")
+    )
     out, reader = np.empty((10, 4), np.float32), open_reader(None)
     reader.read_into(known, out, 0, 10)
     assert out[:, 0].tolist() == [7] * 4 + [1] * 2 + [7] * 4
@@ -170,8 +172,12 @@ def test_another_dataset(tmp_path, change) -> None:
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((10, 4), np.int32)
     known = column(path)
-    values = {"row": np.zeros((10, 2), np.int64), "type": np.zeros((10, 4), np.float32),
-              "length": np.zeros((5, 4), np.int64), "name": np.zeros((10, 4), np.int32)}[change]  # fmt: skip
+    values = {
+        "row": np.zeros((10, 2), np.int64),
+        "type": np.zeros((10, 4), np.float32),
+        "length": np.zeros((5, 4), np.int64),
+        "name": np.zeros((10, 4), np.int32),
+    }[change]
     with h5py.File(path, "w") as file:
         file["y" if change == "name" else "x"] = values
     os.truncate(path, known.place.bytes)
@@ -194,8 +200,10 @@ def test_links_to_other_files(tmp_path, link) -> None:
             file["data/demo_1"] = h5py.SoftLink("/way")
         else:
             file["data/demo_0/obs"] = {
-                "external": h5py.ExternalLink("secret.hdf5", "/x"), "soft": h5py.SoftLink("/way/x"),
-                "soft group": h5py.SoftLink("/way")}[link]  # fmt: skip
+                "external": h5py.ExternalLink("secret.hdf5", "/x"),
+                "soft": h5py.SoftLink("/way/x"),
+                "soft group": h5py.SoftLink("/way"),
+            }[link]
     found = detect.scan(tmp_path / "a.hdf5", "robomimic")
     if link == "demo":
         assert [episode.name for episode in found.episodes] == ["demo_0"]

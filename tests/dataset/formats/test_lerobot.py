@@ -17,8 +17,14 @@ from pitools.dataset.formats.lerobot import store_name
 from pitools.dataset.formats.readers import open_reader
 
 CAMERA = "observation.images.top"
-NAMES = {"action": "action", "observation.state": "obs/state", "observation.tactile": "obs/tactile",
-         "next.reward": "reward", "next.done": "done", "timestamp": "timestamp"}  # fmt: skip
+NAMES = {
+    "action": "action",
+    "observation.state": "obs/state",
+    "observation.tactile": "obs/tactile",
+    "next.reward": "reward",
+    "next.done": "done",
+    "timestamp": "timestamp",
+}
 
 
 def numbers(frames: np.ndarray) -> np.ndarray:
@@ -61,9 +67,11 @@ def test_every_step(lerobot, whole, video, part) -> None:
     found = detect.scan(made.path, "auto")
     assert (found.layout, found.refused, found.notes) == ("lerobot", (), ())
     assert [(episode.name, episode.steps, episode.language) for episode in found.episodes] == [
-        ("episode_000000", 7, "do 0"), ("episode_000001", 5, "do 1"), ("episode_000002", 30, "do 0"),
+        ("episode_000000", 7, "do 0"),
+        ("episode_000001", 5, "do 1"),
+        ("episode_000002", 30, "do 0"),
         ("episode_000003", 11, "do 1"),
-    ]  # fmt: skip
+    ]
     first = 0
     for episode in found.episodes:
         arrays, rows = whole(episode, part), slice(first, first + episode.steps)
@@ -119,7 +127,10 @@ def test_names() -> None:
     assert store_name("observation.environment_state") == "obs/environment_state"
     assert store_name("observation.image") == "obs/image"
     assert [store_name(key) for key in ("action", "next.success", "action.gripper")] == [
-        "action", "success", "action/gripper"]  # fmt: skip
+        "action",
+        "success",
+        "action/gripper",
+    ]
 
 
 def test_several_tasks(lerobot) -> None:
@@ -222,7 +233,9 @@ def test_lost_video(lerobot) -> None:
     assert [episode.name for episode in found.episodes] == ["episode_000002"]
     assert found.splits == {"train": ("episode_000002",)}
     assert [(item.name, item.why) for item in found.refused] == [
-        ("episode_000000", "the file is missing"), ("episode_000001", "the file is missing")]  # fmt: skip
+        ("episode_000000", "the file is missing"),
+        ("episode_000001", "the file is missing"),
+    ]
     made.clip(clip, made.frames[:11])
     assert detect.scan(made.path, "auto").refused[0].why == "it has 11 frames, its episodes 12"
     made.clip(clip, made.frames[:14])
@@ -235,15 +248,17 @@ def test_rows_of_others(lerobot) -> None:
     made.data(0, 1, 2)
     found = detect.scan(made.path, "auto")
     assert [item.why for item in found.refused] == [
-        "it has 5 rows of episode 1 where meta/episodes says 7 rows of episode 0"] * 2  # fmt: skip
+        "it has 5 rows of episode 1 where meta/episodes says 7 rows of episode 0"
+    ] * 2
 
 
 @pytest.mark.parametrize("start", [0.1, float("nan"), -0.2])
 def test_clips_that_cannot_be(lerobot, start) -> None:
     """Episodes that would have the same frames of a video, or those of no time, are refused."""
     path = lerobot(4, 3).path
-    episodes(path, **{f"videos/{CAMERA}/from_timestamp": [0.0, start],
-                      f"videos/{CAMERA}/to_timestamp": [0.2, start + 0.15]})  # fmt: skip
+    episodes(
+        path, **{f"videos/{CAMERA}/from_timestamp": [0.0, start], f"videos/{CAMERA}/to_timestamp": [0.2, start + 0.15]}
+    )
     assert detect.scan(path, "auto").refused[-1].name == "episode_000001"
 
 

@@ -116,9 +116,11 @@ def test_derive(robomimic, whole, load, lab) -> None:
     """A derived feature is what the function gives for the whole episode, in whatever parts it is read, and is computed
     once for consecutive shards; what it is made of may be dropped."""
     path = robomimic(50, 60)
-    made = load(f'drop = ["reward"]\n[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\n'
-                f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
-                'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]')  # fmt: skip
+    made = load(
+        f'drop = ["reward"]\n[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\n'
+        f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
+        'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]'
+    )
     found = schema_file.apply(made, detect.scan(path, "auto"))
     assert "reward" not in found.episodes[0].columns
     for number, episode in enumerate(found.episodes):
@@ -192,8 +194,8 @@ def test_derive_refuses(robomimic, load, lab, function, what) -> None:
     [
         ("dorp = []", 'unknown key "dorp"', "drop"),
         ('[derive.x]\nfunction = "a:b"\ninputs = []\ndtpye = "f4"', 'unknown key "derive.*dtpye"', "dtype"),
-        ('[resize]\na = [0, 4]', "a size of 0 x 4", "height"),
-        ('[resize]\na = [4]', "resize", ""),
+        ("[resize]\na = [0, 4]", "a size of 0 x 4", "height"),
+        ("[resize]\na = [4]", "resize", ""),
         ('[cast]\na = "flaot32"', "no dtype 'flaot32' can be stored", "float32"),
         ('[cast]\na = "object"', "no dtype 'object' can be stored", ""),
         ('[derive.x]\nfunction = "no_such:f"\ninputs = ["a"]\ndtype = "float32"', "No module named", "PYTHONPATH"),
@@ -202,7 +204,7 @@ def test_derive_refuses(robomimic, load, lab, function, what) -> None:
         ('[derive.x]\nfunction = "gripper"\ninputs = ["a"]\ndtype = "float32"', "no entry point 'gripper'", "module:"),
         ("drop = [", "not TOML", ""),
     ],
-)  # fmt: skip
+)
 def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
     """A mistake in the file is said with its key and the nearest thing that exists, before any recording is opened."""
     with pytest.raises(ConfigError, match=what) as caught:
@@ -221,7 +223,7 @@ def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
         ('drop = ["*"]', "no array is left", "fewer"),
         ('[derive.x]\nfunction = "lab_features:speed"\ninputs = ["ob"]\ndtype = "float32"', "no array 'ob'", ""),
     ],
-)  # fmt: skip
+)
 def test_does_not_fit(robomimic, load, lab, text, what, hint) -> None:
     """What a schema says of arrays that the recording does not have, or that cannot be, is refused by its key."""
     made = load(text)
@@ -277,8 +279,8 @@ def test_provenance(load, lab, tmp_path) -> None:
     kept = schema_file.provenance(load(text))
     assert kept["text"] == text
     assert kept["functions"] == [
-        {"function": f"{lab}:speed", "distribution": "",
-         "source": digest.of_file(tmp_path / "code/lab_features.py")[1]}]  # fmt: skip
+        {"function": f"{lab}:speed", "distribution": "", "source": digest.of_file(tmp_path / "code/lab_features.py")[1]}
+    ]
     assert derive_functions.provenance("numpy:sqrt")["distribution"].startswith("numpy ")
 
 

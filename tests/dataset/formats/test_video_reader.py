@@ -21,8 +21,9 @@ def test_lost_frame(lerobot, whole) -> None:
     """A frame that is not there at its time is refused, though there are as many as there should be."""
     made = lerobot(9, 5)
     made.clip(made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", made.frames, drop=[4])
-    made.clip(made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", np.concatenate([made.frames, made.frames[-1:]]),
-              drop=[4])  # fmt: skip
+    made.clip(
+        made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", np.concatenate([made.frames, made.frames[-1:]]), drop=[4]
+    )
     found = detect.scan(made.path, "auto")
     with pytest.raises(DataError, match=r"no frame of that time: the next is at 0\.25") as caught:
         whole(found.episodes[0])
@@ -51,8 +52,9 @@ def test_b_frames_and_odd_sizes(tmp_path: Path) -> None:
     path, bits = tmp_path / "a.mp4", (np.arange(40)[:, None] >> np.arange(6)) & 1
     frames = np.repeat(np.repeat((np.repeat(bits, 8, axis=1) * 200 + 20)[:, None, :47, None], 31, axis=1), 3, axis=3)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=20, options={
-            "x264-params": "bframes=3:b-adapt=0:scenecut=0:keyint=15", "crf": "10"})  # fmt: skip
+        stream = container.add_stream(
+            "libx264", rate=20, options={"x264-params": "bframes=3:b-adapt=0:scenecut=0:keyint=15", "crf": "10"}
+        )
         stream.height, stream.width, stream.pix_fmt = 31, 47, "yuv444p"
         for frame in frames.astype(np.uint8):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))

@@ -80,7 +80,8 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
     found = detect.scan(path, "auto")
     assert (found.layout, found.refused, found.attributes) == ("zarr", (), {"robot": "pusht"})
     assert [(episode.name, episode.steps) for episode in found.episodes] == [
-        (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)]  # fmt: skip
+        (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)
+    ]
     for episode, low, high in zip(found.episodes, OFFSETS[:-1], OFFSETS[1:], strict=True):
         got = whole(episode, part)
         assert set(got) == set(arrays)
@@ -102,7 +103,8 @@ def test_holes(buffer, whole, zarr_format) -> None:
     found = detect.scan(path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_0"]
     assert [(item.name, item.why) for item in found.refused] == [
-        (f"episode_{i}", "img: no file holds steps 30 to 40") for i in (1, 2)]  # fmt: skip
+        (f"episode_{i}", "img: no file holds steps 30 to 40") for i in (1, 2)
+    ]
     np.testing.assert_array_equal(whole(found.episodes[0])["img"], arrays["img"][:7])
 
 
@@ -162,8 +164,7 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
     version = Path(ingest(paths, root=tmp_path / "root", name="x", codec=codec).path)
     found = detect.scan(version, "auto")
     before = [episode for path in paths for episode in detect.scan(path, "auto").episodes]
-    assert [episode.name for episode in found.episodes] == [
-        "a/demo_0", "a/demo_1", "b/demo_0", "b/demo_1", "b/demo_2"]  # fmt: skip
+    assert [episode.name for episode in found.episodes] == ["a/demo_0", "a/demo_1", "b/demo_0", "b/demo_1", "b/demo_2"]
     assert found.splits == {"train": ("a/demo_1", "b/demo_1", "b/demo_2"), "valid": ("a/demo_0", "b/demo_0")}
     assert found.attributes["version"] == version.name
     assert found.files == (version / "manifest.json",)
@@ -227,8 +228,9 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
     root = zarr.open_group(path, mode="r+")
     del root[f"data/{name}"]
     row = arrays[name].shape[1:]
-    made = root.create_array(f"data/{name}", shape=(42, *row), dtype=arrays[name].dtype, chunks=(2, *row),
-                             shards=(10, *row))  # fmt: skip
+    made = root.create_array(
+        f"data/{name}", shape=(42, *row), dtype=arrays[name].dtype, chunks=(2, *row), shards=(10, *row)
+    )
     made[:4] = made[6:] = 1
     first, *others = detect.scan(path, "auto").episodes
     assert all(whole(other)[name].all() for other in others)

@@ -93,8 +93,11 @@ def test_what_keeps(publish, tmp_path) -> None:
     with version_state.lease(leased, 9 * 86400, "training bc-1"):
         found = run(root, runs=[runs])
     assert {version: state for version, (state, _) in found.items()} == {
-        leased.name: "kept", run_by.name: "kept", parent.name: "kept", loose.name: "removed",
-    }  # fmt: skip
+        leased.name: "kept",
+        run_by.name: "kept",
+        parent.name: "kept",
+        loose.name: "removed",
+    }
     assert "training bc-1" in found[leased.name][1]
     assert found[run_by.name][1] == "run bc-1"
     assert found[parent.name][1] == f"parent of y/{child.name}"
@@ -198,8 +201,10 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
             link = version_state.tags_dir(root, "x") / "prod/1.json"
             version_state.write(link, tags._Move(version=one.name, at="", by=""))
         elif what == "lease":
-            version_state.write(version_state.leases_dir(root, "x", one.name) / "a.json",
-                          version_state.Reader(until="2999-01-01T00:00:00Z", host="h", pid=1, what="w"))  # fmt: skip
+            version_state.write(
+                version_state.leases_dir(root, "x", one.name) / "a.json",
+                version_state.Reader(until="2999-01-01T00:00:00Z", host="h", pid=1, what="w"),
+            )
         elif what == "run":
             plan(runs, "bc-1", one.name)
         elif what == "child":
@@ -219,8 +224,10 @@ def test_freed(publish, tmp_path) -> None:
     """A file that another version has a hard link to frees nothing, until the last of them goes."""
     one = publish(tmp_path, "x")
     two, three = (publish(tmp_path, "x", number, parent=one.name, shares=one) for number in (1, 2))
-    own = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.stat().st_nlink == 1)
-           for path in (one, two, three)}  # fmt: skip
+    own = {
+        path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.stat().st_nlink == 1)
+        for path in (one, two, three)
+    }
     shared = (one / "action/c/0").stat().st_size
 
     def freed(**settings) -> dict[str, int]:
@@ -284,8 +291,13 @@ def test_link_is_left(publish, tmp_path) -> None:
     root = tmp_path / "root"
     (root / "x").mkdir(parents=True)
     (root / "x" / real.name).symlink_to(real)
-    record = retirement.Retired(name="x", version=real.name, when="2020-01-01T00:00:00Z", by="",
-                             published=retirement.published((real / "manifest.json").stat().st_mtime_ns))  # fmt: skip
+    record = retirement.Retired(
+        name="x",
+        version=real.name,
+        when="2020-01-01T00:00:00Z",
+        by="",
+        published=retirement.published((real / "manifest.json").stat().st_mtime_ns),
+    )
     version_state.write(version_state.retired_file(root, "x", real.name), record)
     assert run(root)[real.name] == ("kept", "it is reached by a link, and what that names is not ours")
     assert (real / "action/c/0").exists()
@@ -324,9 +336,11 @@ def test_killed_at_every_step(publish, tmp_path) -> None:
     for step in range(1, 200):
         root = tmp_path / str(step)
         gone, child, kept, live = (
-            parent := publish(root, "x"), publish(root, "x", 1, parent=parent.name, shares=parent),
-            publish(root, "x", 2), publish(root, "x", 3),
-        )  # fmt: skip
+            parent := publish(root, "x"),
+            publish(root, "x", 1, parent=parent.name, shares=parent),
+            publish(root, "x", 2),
+            publish(root, "x", 3),
+        )
         grandchild = publish(root, "y", 4, parent=kept.name)
         for path in (gone, child, kept):
             retire(path)

@@ -103,8 +103,9 @@ def test_ancestors(publish, tmp_path) -> None:
     for path in (one, two):
         retire(path)
     assert run(tmp_path) == {
-        one.name: ("kept", f"parent of x/{two.name}"), two.name: ("kept", f"parent of y/{three.name}"),
-    }  # fmt: skip
+        one.name: ("kept", f"parent of x/{two.name}"),
+        two.name: ("kept", f"parent of y/{three.name}"),
+    }
 
 
 def test_child_that_was_left_aside(publish, tmp_path) -> None:
@@ -115,8 +116,9 @@ def test_child_that_was_left_aside(publish, tmp_path) -> None:
     retire(two)
     aside(tmp_path, two)
     assert {version: state for version, (state, _) in run(tmp_path).items()} == {
-        one.name: "removed", two.name: "removed",
-    }  # fmt: skip
+        one.name: "removed",
+        two.name: "removed",
+    }
 
 
 def test_made_again_while_it_was_aside(publish, tmp_path) -> None:
@@ -213,8 +215,11 @@ def test_what_would_keep_it_waiting(publish, tmp_path, what) -> None:
     run_dir.mkdir(parents=True)
     one = publish(root, "x")
     retire(one)
-    path = {"plan": run_dir / "plan.json", "manifest": root / "y" / ("1" * 32) / "manifest.json",
-            "lease": version_state.leases_dir(root, "x", one.name) / "a.json"}[what]  # fmt: skip
+    path = {
+        "plan": run_dir / "plan.json",
+        "manifest": root / "y" / ("1" * 32) / "manifest.json",
+        "lease": version_state.leases_dir(root, "x", one.name) / "a.json",
+    }[what]
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
     assert run(root, runs=[tmp_path / "runs"])[one.name][0] == "kept"

@@ -252,8 +252,9 @@ def test_two_at_once(start, large, tmp_path) -> None:
     (path,) = (root / "x").iterdir()
     kept = open_dataset(path).manifest
     assert {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} == {
-        "manifest.json", *(entry.path for entry in kept.files),
-    }  # fmt: skip
+        "manifest.json",
+        *(entry.path for entry in kept.files),
+    }
 
 
 def test_published_by_another_meanwhile(robomimic, tmp_path, monkeypatch) -> None:

@@ -100,9 +100,12 @@ def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> N
         np.testing.assert_array_equal(opened.read("obs/eye_image", 0, 20), file["data/demo_1/obs/eye_image"][:])
     records = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [(Path(record["file"]).name, record["episode"]) for record in records if not record["accepted"]] == [
-        ("none.hdf5", "demo_0"), ("none.hdf5", "demo_1"), ("none.hdf5", "demo_2"),
-        ("reach.hdf5", "demo_0"), ("reach.hdf5", "demo_2"),
-    ]  # fmt: skip
+        ("none.hdf5", "demo_0"),
+        ("none.hdf5", "demo_1"),
+        ("none.hdf5", "demo_2"),
+        ("reach.hdf5", "demo_0"),
+        ("reach.hdf5", "demo_2"),
+    ]
     assert [source["file"] for source in opened.manifest.source] == ["reach.hdf5", "whole.hdf5"]
     assert not ingest(paths, **options).new
     assert not (tmp_path / "root/.tmp").exists()

@@ -64,8 +64,10 @@ def test_refused_and_report(pit, robomimic, tmp_path) -> None:
     assert "--skip-refused" in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [(line["schema"], line["accepted"]) for line in lines] == [
-        ("pit.dataset-episode/1", True), ("pit.dataset-episode/1", False), ("pit.dataset-episode/1", False),
-    ]  # fmt: skip
+        ("pit.dataset-episode/1", True),
+        ("pit.dataset-episode/1", False),
+        ("pit.dataset-episode/1", False),
+    ]
     (version,) = records(pit(*words, "--skip-refused"))
     assert version["episodes"] == 1
 
@@ -188,9 +190,13 @@ def test_example_recording(make, pit, oracle, tmp_path) -> None:
     assert (tmp_path / "a.hdf5").read_bytes() != (tmp_path / "c.hdf5").read_bytes()
     arrays = oracle([tmp_path / "a.hdf5"])
     assert {name: value.shape[1:] for name, value in arrays.items()} == {
-        "action": (7,), "reward": (), "done": (), "obs/agentview_image": (64, 64, 3), "obs/robot0_proprio": (7,),
+        "action": (7,),
+        "reward": (),
+        "done": (),
+        "obs/agentview_image": (64, 64, 3),
+        "obs/robot0_proprio": (7,),
         "episode_offsets": (),
-    }  # fmt: skip
+    }
     assert np.abs(arrays["action"]).max() <= 1
     assert (arrays["action"].std(axis=0) > 0.02).all()
     assert (np.diff(arrays["obs/agentview_image"].astype(int), axis=0) != 0).any(axis=(1, 2, 3)).all()

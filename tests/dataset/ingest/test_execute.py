@@ -98,7 +98,8 @@ def test_two_at_once_share_the_work(robomimic, tmp_path, small, monkeypatch) -> 
     """Two ingests of the same at once each do a part, and make next to no shard twice; one of them publishes."""
     source = robomimic(300, 300)
     (one, other), made = together(
-        monkeypatch, [lambda: ingest([source], root=tmp_path / "root", name="x", workers=1)] * 2)  # fmt: skip
+        monkeypatch, [lambda: ingest([source], root=tmp_path / "root", name="x", workers=1)] * 2
+    )
     assert (one.version, {one.new, other.new}) == (other.version, {True, False})
     assert len(set(made)) > 60
     assert len(made) < 1.4 * len(set(made))

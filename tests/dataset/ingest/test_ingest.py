@@ -57,8 +57,11 @@ def test_any_episodes(data) -> None:
     """Whatever the lengths, shapes, dtypes and files, over many shards, the store holds what h5py reads."""
     dtypes = st.sampled_from(["<f4", ">f4", "<f8", "<f2", "<i8", ">i2", "u1", "?", "<c8"])
     rows = st.lists(st.integers(1, 5), max_size=3).map(tuple)
-    columns = data.draw(st.dictionaries(st.sampled_from(["states", "obs/a", "obs/b_image", "obs/deep/c"]),
-                                        st.tuples(rows, dtypes), max_size=3))  # fmt: skip
+    columns = data.draw(
+        st.dictionaries(
+            st.sampled_from(["states", "obs/a", "obs/b_image", "obs/deep/c"]), st.tuples(rows, dtypes), max_size=3
+        )
+    )
     files = data.draw(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=2))
     codec = data.draw(st.sampled_from(chunking.CODECS))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -134,8 +137,14 @@ def test_version_is_content(robomimic, tmp_path) -> None:
     copy = Path(shutil.copyfile(source, tmp_path / "else" / source.name))
     one, two = (ingest([path], root=tmp_path / f"root{i}", name="x") for i, path in enumerate((source, copy)))
     assert one.version == two.version
-    files = [{str(path.relative_to(version.path)): path.read_bytes() for path in Path(version.path).rglob("*")
-              if path.is_file()} for version in (one, two)]  # fmt: skip
+    files = [
+        {
+            str(path.relative_to(version.path)): path.read_bytes()
+            for path in Path(version.path).rglob("*")
+            if path.is_file()
+        }
+        for version in (one, two)
+    ]
     assert files[0] == files[1]
     other = ingest([source], root=tmp_path / "root0", name="x", codec="raw")
     assert other.new
@@ -155,8 +164,13 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     (provenance,) = kept.source
     assert provenance.pop("pitools")
     assert provenance == {
-        "file": "reach.hdf5", "bytes": size, "digest": text, "layout": "robomimic", "codec": "zstd", "skip": ["done"],
-    }  # fmt: skip
+        "file": "reach.hdf5",
+        "bytes": size,
+        "digest": text,
+        "layout": "robomimic",
+        "codec": "zstd",
+        "skip": ["done"],
+    }
     assert manifest.version(data) == folder.name == version.version
     assert (version.bytes, version.files, version.source_bytes) == (kept.total_bytes, len(found) - 1, size)
 
@@ -189,8 +203,17 @@ def test_linked_name(robomimic, tmp_path) -> None:
 def test_record_keys() -> None:
     """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
     assert Version.__struct_fields__ == (
-        "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
-    )  # fmt: skip
+        "name",
+        "version",
+        "path",
+        "episodes",
+        "steps",
+        "bytes",
+        "files",
+        "source_bytes",
+        "published",
+        "new",
+    )
     assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "why")
 
 
@@ -219,8 +242,12 @@ def test_statistics(robomimic, aloha, tmp_path) -> None:
     found = opened.manifest.statistics["action"]
     assert (found.rows, found.bad) == (110, 2)
     action[~np.isfinite(action)] = np.nan
-    for kept, expected in ((found.minimum, np.nanmin), (found.maximum, np.nanmax), (found.mean, np.nanmean),
-                           (found.deviation, np.nanstd)):  # fmt: skip
+    for kept, expected in (
+        (found.minimum, np.nanmin),
+        (found.maximum, np.nanmax),
+        (found.mean, np.nanmean),
+        (found.deviation, np.nanstd),
+    ):
         np.testing.assert_allclose(kept, expected(action, axis=0), rtol=1e-12)
     frames = opened.read("obs/eye_image", 0, 110)[::32].astype(float)
     found = opened.manifest.statistics["obs/eye_image"]
@@ -256,8 +283,11 @@ def test_refused(odd, tmp_path, capsys) -> None:
     assert not (tmp_path / "root").exists()
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [(line["episode"], line["accepted"]) for line in lines] == [
-        ("demo_0", True), ("demo_3", True), ("demo_1", False), ("demo_2", False),
-    ]  # fmt: skip
+        ("demo_0", True),
+        ("demo_3", True),
+        ("demo_1", False),
+        ("demo_2", False),
+    ]
     assert "rewards has 3 steps" in lines[2]["why"]
 
 
@@ -331,15 +361,41 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
     """The keys that scripts read are these; more may come, none may go."""
     version = ingest([robomimic(3)], root=tmp_path / "root", name="x", report=tmp_path / "report.jsonl")
     assert list(msgspec.to_builtins(version)) == [
-        "schema", "name", "version", "path", "episodes", "steps", "bytes", "files", "source_bytes", "published", "new",
-    ]  # fmt: skip
+        "schema",
+        "name",
+        "version",
+        "path",
+        "episodes",
+        "steps",
+        "bytes",
+        "files",
+        "source_bytes",
+        "published",
+        "new",
+    ]
     assert list(json.loads((tmp_path / "report.jsonl").read_text())) == [
-        "schema", "file", "episode", "steps", "language", "accepted", "why",
-    ]  # fmt: skip
+        "schema",
+        "file",
+        "episode",
+        "steps",
+        "language",
+        "accepted",
+        "why",
+    ]
     assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
     told = json.loads((Path(version.path) / "manifest.json").read_text())
-    assert set(told) == {"schema", "name", "episodes", "steps", "arrays", "files", "source", "parent", "statistics",
-                         "tasks"}  # fmt: skip
+    assert set(told) == {
+        "schema",
+        "name",
+        "episodes",
+        "steps",
+        "arrays",
+        "files",
+        "source",
+        "parent",
+        "statistics",
+        "tasks",
+    }
     assert set(told["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
     assert set(told["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()

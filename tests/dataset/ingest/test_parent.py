@@ -38,16 +38,23 @@ def record(path: Path, lengths: list[int], seed: int) -> Path:
 def content(version) -> dict[str, bytes]:
     """Every file of a version but its manifest."""
     folder = Path(version.path)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
-            if path.is_file() and path.name != "manifest.json"}  # fmt: skip
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
 
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 
 
 @settings(max_examples=8, deadline=None)
-@given(first=lengths, others=st.lists(lengths, min_size=1, max_size=2), codec=st.sampled_from(chunking.CODECS),
-       shard=st.sampled_from([1024, 4096]))  # fmt: skip
+@given(
+    first=lengths,
+    others=st.lists(lengths, min_size=1, max_size=2),
+    codec=st.sampled_from(chunking.CODECS),
+    shard=st.sampled_from([1024, 4096]),
+)
 def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
     """Appended one after the other, recordings give every file that one ingest of all gives, to the byte, and the same
     statistics and tasks; each version names the one before."""
@@ -62,8 +69,11 @@ def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
         assert content(last) == content(whole)
         mine, theirs = (manifests.load(Path(version.path))[0] for version in (last, whole))
         assert (mine.statistics, mine.tasks, mine.source, mine.files) == (
-            theirs.statistics, theirs.tasks, theirs.source, theirs.files,
-        )  # fmt: skip
+            theirs.statistics,
+            theirs.tasks,
+            theirs.source,
+            theirs.files,
+        )
 
 
 @pytest.fixture

@@ -27,10 +27,15 @@ def written_by_zarr(folder: Path, known: chunking.Grid) -> zarr.Array:
         "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle="shuffle" if item > 1 else "noshuffle", typesize=item)],
     }
     return zarr.create_array(
-        folder, shape=known.shape, dtype=known.dtype, chunks=(known.chunk, *known.shape[1:]),
-        shards=(known.shard, *known.shape[1:]), compressors=[*compressors[known.codec], Crc32cCodec()],
-        fill_value=0, config={"write_empty_chunks": True},
-    )  # fmt: skip
+        folder,
+        shape=known.shape,
+        dtype=known.dtype,
+        chunks=(known.chunk, *known.shape[1:]),
+        shards=(known.shard, *known.shape[1:]),
+        compressors=[*compressors[known.codec], Crc32cCodec()],
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
 
 
 def test_large_raw_chunks_are_aligned(tmp_path) -> None:

@@ -11,9 +11,12 @@ from pitools.dataset.ingest import statistics
 
 
 @given(
-    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=5), width=st.integers(1, 4), seed=st.integers(0, 99),
-    bad=st.floats(0, 1), dtype=st.sampled_from(["f2", "f4", "f8", "i8", "u1", "?"]),
-)  # fmt: skip
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=5),
+    width=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    bad=st.floats(0, 1),
+    dtype=st.sampled_from(["f2", "f4", "f8", "i8", "u1", "?"]),
+)
 def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
     """Folded from parts, also from empty ones and those with nothing finite, statistics are NumPy's of the whole."""
     rng = np.random.default_rng(seed)

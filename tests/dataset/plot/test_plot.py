@@ -98,7 +98,8 @@ def test_quarantine_is_said_in_red(make, tmp_path) -> None:
     known = Quarantine(whole=False, at="2026-01-01T00:00:00Z", by="me", episodes={0: ("nan: action: bad",)})
     version_state.set_quarantine(path, known)
     assert [line.text for line in take(path, 0).head if line.colour == "firebrick"] == [
-        "in quarantine: nan: action: bad"]  # fmt: skip
+        "in quarantine: nan: action: bad"
+    ]
     for episode in (0, 1):
         plot.draw(path, episode, tmp_path / f"{episode}.png")
     assert red(tmp_path / "0.png") > before[0] + 100

@@ -82,9 +82,16 @@ def test_staging_has_no_ranks(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("state", "kind"),
-    [("PREEMPTED", "preempted"), ("TIMEOUT", "time-limit"), ("NODE_FAIL", "node"), ("BOOT_FAIL", "node"),
-     ("OUT_OF_MEMORY", "memory"), ("CANCELLED", "cancelled"), ("DEADLINE", "time-limit")],
-)  # fmt: skip
+    [
+        ("PREEMPTED", "preempted"),
+        ("TIMEOUT", "time-limit"),
+        ("NODE_FAIL", "node"),
+        ("BOOT_FAIL", "node"),
+        ("OUT_OF_MEMORY", "memory"),
+        ("CANCELLED", "cancelled"),
+        ("DEADLINE", "time-limit"),
+    ],
+)
 def test_slurms_word_is_certain(make: Make, state: str, kind: str) -> None:
     """Slurm's state of the job decides, whatever lines stand in logs; FAILED decides nothing."""
     run_dir = said(make, SAID["ib-port"])

@@ -39,14 +39,22 @@ def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None 
 
 def fail(made: Path, rank: int, t: str, error: str, message: str, source: str = "train.py") -> None:
     trace = f'Traceback (most recent call last):\n  File "/home/ada/{source}", line 7, in step\n    raise {error}()\n'
-    word = RankFailure(t=t, rank=rank, node=f"n{rank // 2}", exit_code=1, error=error, message=message,
-                       trace=f"{trace}{error}: {message}")  # fmt: skip
+    word = RankFailure(
+        t=t,
+        rank=rank,
+        node=f"n{rank // 2}",
+        exit_code=1,
+        error=error,
+        message=message,
+        trace=f"{trace}{error}: {message}",
+    )
     run_folder.write(made / "failures" / f"{rank}.json", word)
 
 
 def cascade(made: Path, rank: int, t: str) -> None:
-    word = RankFailure(t=t, rank=rank, node=f"n{rank // 2}", exit_code=1, error="RuntimeError",
-                       message=GONE[14:], trace=TRACE + GONE)  # fmt: skip
+    word = RankFailure(
+        t=t, rank=rank, node=f"n{rank // 2}", exit_code=1, error="RuntimeError", message=GONE[14:], trace=TRACE + GONE
+    )
     run_folder.write(made / "failures" / f"{rank}.json", word)
 
 
@@ -346,8 +354,16 @@ def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
     """What the job's output holds of the attempt before is not taken for this one's, an instant after it."""
     attempt(tmp_path, code=137)
     later = attempt(tmp_path, "1")
-    start = Start(attempt="1", job=0, job_id="12", cluster="c", restart=0, node_list="n", nodes=2,
-                  started="2026-11-22T01:10:00.000Z")  # fmt: skip
+    start = Start(
+        attempt="1",
+        job=0,
+        job_id="12",
+        cluster="c",
+        restart=0,
+        node_list="n",
+        nodes=2,
+        started="2026-11-22T01:10:00.000Z",
+    )
     run_folder.write(later / "start.json", start)
     (tmp_path / "slurm-12.out").write_text(
         "srun: unstamped words\n2026-11-22T01:09:59.900Z srun: error: n0: task 1: Killed\n"

@@ -22,8 +22,10 @@ Cluster = Any
 SITE = Site(name="s")
 SCRIPT = "/var/spool/slurmd/n1/job00100/slurm_script: line 71: "
 NO_PYTHON = f"{SCRIPT}/nope/python: No such file or directory"
-NO_PITOOLS = "/usr/bin/python3: Error while finding module specification for 'pitools.launch.job' " \
-             "(ModuleNotFoundError: No module named 'pitools')"  # fmt: skip
+NO_PITOOLS = (
+    "/usr/bin/python3: Error while finding module specification for 'pitools.launch.job' "
+    "(ModuleNotFoundError: No module named 'pitools')"
+)
 LMOD = 'Lmod has detected the following error: The following module(s) are unknown: "cuda/13"'
 
 
@@ -72,10 +74,12 @@ def test_a_node_that_cannot_begin_what_others_could(
     cluster.states["100"] = "PREEMPTED"
     assert resume(run_dir, SITE).action == "resubmit"
     monkeypatch.setattr(
-        cluster, "accounting", lambda ids, attempts: [
+        cluster,
+        "accounting",
+        lambda ids, attempts: [
             Accounting(job_id=one, raw_id=one, state="FAILED", exit_code=127, node_list="n[3-4]") for one in ids
         ],
-    )  # fmt: skip
+    )
     done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
     assert (done.action, done.cause, done.exclude) == ("resubmit", "node", ("n3",))
     done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)

@@ -30,9 +30,16 @@ ENDS = "2030-01-01T00:00:00.000Z"
 
 def job(run_dir: Path, **more: object) -> job_context.Job:
     made = job_context.Job(
-        run_dir=run_dir, number=0, job_id="7", cluster="alpha", restart=0, node_list="n[1-2]", nodes=2, task="",
+        run_dir=run_dir,
+        number=0,
+        job_id="7",
+        cluster="alpha",
+        restart=0,
+        node_list="n[1-2]",
+        nodes=2,
+        task="",
         mode="none",
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(made, **more)
 
 
@@ -134,9 +141,13 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("action", "word"), [("again", program.RETRY), ("stop", "9")])
 def test_what_the_script_is_told(
-    tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    action: Literal["again", "stop"], word: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    repo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    action: Literal["again", "stop"],
+    word: str,
+) -> None:
     """One word for another attempt, which the script knows, or its own exit code."""
     made = begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
     decided = records.Decision(attempt="0", action=action, kind="node", reason="")

@@ -177,10 +177,19 @@ def test_limits_come_from_the_request(tmp_path: Path) -> None:
 
 def made(rank: int, own_s: float) -> list[Step]:
     return [
-        Step(t="", rank=rank, step=step, loss=1.0, wall_s=1.0, input_s=own_s / 4, compute_s=own_s * 3 / 4, comm_s=0.1,
-             samples=1)
+        Step(
+            t="",
+            rank=rank,
+            step=step,
+            loss=1.0,
+            wall_s=1.0,
+            input_s=own_s / 4,
+            compute_s=own_s * 3 / 4,
+            comm_s=0.1,
+            samples=1,
+        )
         for step in range(STEPS + 5)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_straggler_is_slow_by_its_own_work() -> None:

@@ -27,9 +27,16 @@ ENDS = "2030-01-01T00:00:00.000Z"
 
 def job(run_dir: Path, **more: object) -> job_context.Job:
     made = job_context.Job(
-        run_dir=run_dir, number=0, job_id="7", cluster="alpha", restart=0, node_list="n[1-2]", nodes=2, task="",
+        run_dir=run_dir,
+        number=0,
+        job_id="7",
+        cluster="alpha",
+        restart=0,
+        node_list="n[1-2]",
+        nodes=2,
+        task="",
         mode="none",
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(made, **more)
 
 
@@ -103,17 +110,24 @@ def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     known = oom.oom_kills()
     assert known is not None
     for rank, count in enumerate((known - 1, known, None)):
-        one = run_folder.Rank(rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={},
-                          oom_kills=count)  # fmt: skip
+        one = run_folder.Rank(
+            rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={}, oom_kills=count
+        )
         run_folder.write(made / "ranks" / f"{rank}.json", one)
     monkeypatch.setattr(oom, "_KMSG", tmp_path / "none")
     oom.here(made, "n1")
     assert [path.name for path in (made / "oom").iterdir()] == ["0.json"]
 
 
-@pytest.mark.parametrize(("chain", "early", "action"), [
-    ("requeue", True, "resubmit"), ("requeue", False, "wait"), ("fresh", True, "resubmit"), ("none", True, "wait"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chain", "early", "action"),
+    [
+        ("requeue", True, "resubmit"),
+        ("requeue", False, "wait"),
+        ("fresh", True, "resubmit"),
+        ("none", True, "wait"),
+    ],
+)
 def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chain: str, early: bool, action: str
 ) -> None:
@@ -139,8 +153,10 @@ def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeyp
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "srun.err").write_text(said)
     says(tmp_path, monkeypatch, "exit 0")
-    for name, text in (("scancel", f'echo "$@" >> {tmp_path}/ended'),
-                       ("srun", f"echo x >> {tmp_path}/tried; [ $(wc -l < {tmp_path}/tried) -gt 1 ]")):  # fmt: skip
+    for name, text in (
+        ("scancel", f'echo "$@" >> {tmp_path}/ended'),
+        ("srun", f"echo x >> {tmp_path}/tried; [ $(wc -l < {tmp_path}/tried) -gt 1 ]"),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     assert wait_for.until_steps_begin(tmp_path, "7", "n[1-2]")

@@ -188,8 +188,9 @@ def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatc
     assert not (attempt / "failures" / "8.json").exists()
 
 
-def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_node_that_does_not_answer_is_written_down(
+    attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the job's nodes, those whose slurmd refuses; where the controller is away nothing is said of any."""
     with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
@@ -209,12 +210,16 @@ def test_a_node_that_does_not_answer_is_written_down(attempt: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("states", "begun", "lost"),
-    [(("DOWN*", "IDLE"), "2020", ["n0"]), (("IDLE", "MIXED+NOT_RESPONDING"), "2030", ["n1"]),
-     (("IDLE", "IDLE"), "2030", ["n0"]), (("IDLE", "IDLE"), "2020", []),
-     (("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN"), "2020", []),
-     (("DOWN+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP"), "2020", ["n0"]),
-     (("IDLE+CLOUD+POWERED_DOWN", "IDLE"), "None", [])],
-)  # fmt: skip
+    [
+        (("DOWN*", "IDLE"), "2020", ["n0"]),
+        (("IDLE", "MIXED+NOT_RESPONDING"), "2030", ["n1"]),
+        (("IDLE", "IDLE"), "2030", ["n0"]),
+        (("IDLE", "IDLE"), "2020", []),
+        (("IDLE+CLOUD+POWERED_DOWN", "IDLE+CLOUD+POWERING_DOWN"), "2020", []),
+        (("DOWN+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP"), "2020", ["n0"]),
+        (("IDLE+CLOUD+POWERED_DOWN", "IDLE"), "None", []),
+    ],
+)
 def test_which_node_it_was_is_asked_of_slurm(
     attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], begun: str, lost: list[str]
 ) -> None:
@@ -232,9 +237,15 @@ def test_which_node_it_was_is_asked_of_slurm(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     start = records.Start(
-        attempt="0", job=0, job_id="7", cluster="", restart=0, node_list="n[0-1]", nodes=2,
+        attempt="0",
+        job=0,
+        job_id="7",
+        cluster="",
+        restart=0,
+        node_list="n[0-1]",
+        nodes=2,
         started="2026-11-22T00:00:00.000Z",
-    )  # fmt: skip
+    )
     assert [one.node for one in unreachable_nodes.fallen(attempt, start, Reach())] == lost
     assert sorted(path.stem for path in (attempt / "silent").glob("*")) == lost
 

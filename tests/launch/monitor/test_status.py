@@ -285,7 +285,7 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (run.pending_reason, run.expected_start) == ("Resources", "2026-01-02T00:00:00Z")
     start = Start(
         attempt="1", job=1, job_id="6", cluster="", restart=0, node_list="n1", nodes=1, started=timestamps.now()
-    )  # fmt: skip
+    )
     run_folder.write(run_dir / "attempts" / "1" / "start.json", start)
     assert status.show(run_dir, load("alpha")).state == "RUNNING"
     slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")

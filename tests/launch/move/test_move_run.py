@@ -64,8 +64,14 @@ class Sites:
         self.here, self.there = load.load("here"), load.load("there")
 
     def start(self, **asked: object) -> Path:
-        wanted = {"name": "t", "entry": "loop:main", "args": {"steps": 400}, "time": "5m",
-                  "workdir": str(self.root / "work"), **asked}  # fmt: skip
+        wanted = {
+            "name": "t",
+            "entry": "loop:main",
+            "args": {"steps": 400},
+            "time": "5m",
+            "workdir": str(self.root / "work"),
+            **asked,
+        }
         request = Request(**wanted)  # type: ignore[arg-type]
         run_dir = submit.run(planning.make(request, self.here, "test"), self.here)
         until(lambda: (run_dir / "attempts" / "0" / "began").exists())

@@ -58,8 +58,15 @@ def test_links_lead_into_the_copy_or_to_where_they_led(work: Path, tmp_path: Pat
 
 def test_what_is_no_code_is_linked_or_left(work: Path, tmp_path: Path) -> None:
     """Environments, datasets and a file of a gigabyte are linked to; caches and runs are not there; pipes are told."""
-    for name in (".venv/pyvenv.cfg", "set/v1/manifest.json", "set/v1/zarr.json", "runs/x/plan.json",
-                 "runs/x/attempts/0/log", "__pycache__/loop.pyc", ".git/HEAD"):  # fmt: skip
+    for name in (
+        ".venv/pyvenv.cfg",
+        "set/v1/manifest.json",
+        "set/v1/zarr.json",
+        "runs/x/plan.json",
+        "runs/x/attempts/0/log",
+        "__pycache__/loop.pyc",
+        ".git/HEAD",
+    ):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("x")
     (work / "weights.bin").touch()
@@ -98,8 +105,13 @@ def test_too_much_names_what_it_is(work: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "code").exists()
 
 
-@given(st.dictionaries(st.text("abé _-.", min_size=1, max_size=6).filter(lambda name: name.strip(". ")),
-                       st.binary(max_size=50), max_size=6))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.text("abé _-.", min_size=1, max_size=6).filter(lambda name: name.strip(". ")),
+        st.binary(max_size=50),
+        max_size=6,
+    )
+)
 @settings(max_examples=30, deadline=None)
 def test_a_copy_is_known_by_its_digest(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     """The same files give the same digest, and one other byte another; a copy is found unchanged."""

@@ -15,12 +15,39 @@ from tests.launch.conftest import Git, MakeRun
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nZm9v\n"
 MARK = "c0ffee-secret-c0ffee"
 SECRETS = [
-    ".env", ".env.local", "sub/.ENV", ".netrc", ".aws/credentials", ".ssh/config", "id_rsa", "sub/id_ed25519", ".npmrc",
-    ".kube/config", ".pypirc", ".git-credentials", ".config/gcloud/token.db", "service-account-x.json", "a.p12",
-    ".s3cfg", ".boto", ".dockercfg", "sub/.databrickscfg", "rclone.conf", "kubeconfig", ".bash_history", ".netrc~",
-    "prod.env", "conf/secrets.yaml", "secrets.toml", "token.txt", "hf_token", "sub/HF_TOKEN.txt", "wandb_key",
-    "infra/main.tfstate", "infra/main.tfstate.backup",
-]  # fmt: skip
+    ".env",
+    ".env.local",
+    "sub/.ENV",
+    ".netrc",
+    ".aws/credentials",
+    ".ssh/config",
+    "id_rsa",
+    "sub/id_ed25519",
+    ".npmrc",
+    ".kube/config",
+    ".pypirc",
+    ".git-credentials",
+    ".config/gcloud/token.db",
+    "service-account-x.json",
+    "a.p12",
+    ".s3cfg",
+    ".boto",
+    ".dockercfg",
+    "sub/.databrickscfg",
+    "rclone.conf",
+    "kubeconfig",
+    ".bash_history",
+    ".netrc~",
+    "prod.env",
+    "conf/secrets.yaml",
+    "secrets.toml",
+    "token.txt",
+    "hf_token",
+    "sub/HF_TOKEN.txt",
+    "wandb_key",
+    "infra/main.tfstate",
+    "infra/main.tfstate.backup",
+]
 
 
 def files(root: Path, names: dict[str, str]) -> None:
@@ -42,8 +69,16 @@ def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path:
     git("add", "-f", ".env", "id_rsa")
     git("commit", "-q", "-m", "secrets")
     held, names = copied(work, tmp_path / "code")
-    assert names == {".env.example", ".pitignore", "cert.pem", "cluster.env", "loop.py", "secrets.py", "settings.toml",
-                     "tokens.txt"}  # fmt: skip
+    assert names == {
+        ".env.example",
+        ".pitignore",
+        "cert.pem",
+        "cluster.env",
+        "loop.py",
+        "secrets.py",
+        "settings.toml",
+        "tokens.txt",
+    }
     assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(held.secrets)
     sent = {entry.name for entry in workdir_walk.entries(work)}
     assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == {"code/cluster.env"}
@@ -83,9 +118,16 @@ def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_p
     files(work, {".pitignore": "*.bin\n!wanted.log\n!build/\n"})
     held, found = copied(work, tmp_path / "code")
     assert found == {
-        ".gitignore", ".pitignore", "build/x", "loop.py", "settings.toml", "sub/.gitignore", "sub/a.py", "tracked.log",
+        ".gitignore",
+        ".pitignore",
+        "build/x",
+        "loop.py",
+        "settings.toml",
+        "sub/.gitignore",
+        "sub/a.py",
+        "tracked.log",
         "wanted.log",
-    }  # fmt: skip
+    }
     assert held.ignored == ("a.log", "big.bin", "kept.log", "local.txt", "sub/gen.py")
 
 
@@ -129,11 +171,14 @@ def test_who_may_read_and_write_a_run(
     (work / "run.sh").write_text("#!/bin/sh\n")
     (work / "run.sh").chmod(0o777)
     sites = tmp_path / "sites"
-    files(tmp_path, {
-        "sites/here.toml": 'name = "here"\nscheduler = "none"\n'
-        f'[paths]\nruns = "{tmp_path}/runs"\nruns_access = "{access}"\n',
-        "r.toml": f'name = "t"\ncommand = "true"\ntime = "5m"\nworkdir = "{work}"\n',
-    })  # fmt: skip
+    files(
+        tmp_path,
+        {
+            "sites/here.toml": 'name = "here"\nscheduler = "none"\n'
+            f'[paths]\nruns = "{tmp_path}/runs"\nruns_access = "{access}"\n',
+            "r.toml": f'name = "t"\ncommand = "true"\ntime = "5m"\nworkdir = "{work}"\n',
+        },
+    )
     sites.chmod(0o755)
     (sites / "here.toml").chmod(0o644)
     done = pit(

@@ -93,9 +93,7 @@ def test_no_repository_and_no_git(work: Path, tmp_path: Path, monkeypatch: pytes
     assert git_state.look(work, tmp_path / "p").said == "there is no git here"
 
 
-def test_a_git_that_hangs_is_left(
-    work: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_git_that_hangs_is_left(work: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A git that never answers costs its time-out, and says so."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text("#!/bin/sh\nsleep 60\n")

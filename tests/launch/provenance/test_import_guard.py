@@ -85,9 +85,11 @@ def test_an_editable_install_leads_to_the_copy(
     else:
         (work / "src" / "types.py").unlink()
         env["PYTHONPATH"] = str(work / "src")
-    program = {"entry": "policy.train:main"} if what == "entry" else {
-        "command": "python -c 'import policy.train; policy.train.main()'"
-    }  # fmt: skip
+    program = (
+        {"entry": "policy.train:main"}
+        if what == "entry"
+        else {"command": "python -c 'import policy.train; policy.train.main()'"}
+    )
     try:
         run_dir = make_run(**program)
         (package / "train.py").write_text("raise SystemExit('the live code ran')\n")
@@ -119,7 +121,7 @@ STUBBORN = FINDER.replace("MAPPING", "WHERE").replace("append(Finder)", "insert(
 @pytest.mark.parametrize("what", ["entry", "command"])
 def test_what_cannot_be_led_there_is_refused(
     python: Path, work: Path, make_run: MakeRun, tmp_path: Path, what: str
-) -> None:  # fmt: skip
+) -> None:
     """A finder that insists on the live workdir ends the rank before its program, naming package and place."""
     (work / "policy").mkdir()
     (work / "policy" / "__init__.py").write_text("def main(): print('ran')\n")
@@ -137,9 +139,7 @@ def test_what_cannot_be_led_there_is_refused(
     assert "ran" not in done.stdout
 
 
-def test_a_module_that_reaches_back_is_refused(
-    python: Path, work: Path, make_run: MakeRun, tmp_path: Path
-) -> None:  # fmt: skip
+def test_a_module_that_reaches_back_is_refused(python: Path, work: Path, make_run: MakeRun, tmp_path: Path) -> None:
     """A program that itself puts the live workdir on its path is found out once it has imported from there."""
     (work / "lib").mkdir()
     (work / "lib" / "helper.py").touch()

@@ -58,10 +58,12 @@ def test_the_packages_are_those_of_the_runs_interpreter(tmp_path: Path) -> None:
     """Versions, addresses without passwords, and editable installs; the nearer of two versions; nothing is run."""
     place = tmp_path / "packages"
     for name, told in {
-        "Near_One-1.0.dist-info": "", "near.one-0.9.dist-info": "", "old-2.1-py3.11.egg-info": "",
+        "Near_One-1.0.dist-info": "",
+        "near.one-0.9.dist-info": "",
+        "old-2.1-py3.11.egg-info": "",
         "vcs-3.dist-info": '{"url":"https://u:pw@git.example.org/x?token=t","vcs_info":{"commit_id":"abc"}}',
         "live-4.dist-info": '{"url":"file:///srv/my%20live","dir_info":{"editable":true}}',
-    }.items():  # fmt: skip
+    }.items():
         (place / name).mkdir(parents=True)
         if told:
             (place / name / "direct_url.json").write_text(told)
@@ -93,9 +95,7 @@ def test_an_environment_that_cannot_be_asked(tmp_path: Path) -> None:
     assert "in a container: x.sif" in environment.lock("python", boxed, {})[0].said
 
 
-def test_no_secret_is_kept(
-    work: Path, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the submitter's variables the harmless keep their values, all others are names; so in the site's."""
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     for name in ("WANDB_API_KEY", "MY_PASSWORD", "CUDA_LICENSE_KEY", "PLAIN"):

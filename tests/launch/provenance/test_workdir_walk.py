@@ -15,9 +15,19 @@ from pitools.launch.provenance import workdir_walk
 def work(tmp_path: Path) -> Path:
     """A workdir as people have them."""
     root = tmp_path / "work"
-    for name in ("pkg/a.py", "pkg/__pycache__/a.pyc", ".git/HEAD", ".venv/pyvenv.cfg", ".venv/bin/python",
-                 "conda/conda-meta/history", "runs/x-1/plan.json", "runs/x-1/attempts/0/logs/0.out", "plan.json",
-                 ".hidden", "a b.txt"):  # fmt: skip
+    for name in (
+        "pkg/a.py",
+        "pkg/__pycache__/a.pyc",
+        ".git/HEAD",
+        ".venv/pyvenv.cfg",
+        ".venv/bin/python",
+        "conda/conda-meta/history",
+        "runs/x-1/plan.json",
+        "runs/x-1/attempts/0/logs/0.out",
+        "plan.json",
+        ".hidden",
+        "a b.txt",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
     return root
@@ -30,8 +40,14 @@ def names(work: Path) -> set[str]:
 def test_what_can_be_made_again_stays(work: Path) -> None:
     """No version control, caches, environments or runs; hidden files and odd names are part of it."""
     assert names(work) == {
-        "code", "code/pkg", "code/pkg/a.py", "code/plan.json", "code/.hidden", "code/a b.txt", "code/runs"
-    }  # fmt: skip
+        "code",
+        "code/pkg",
+        "code/pkg/a.py",
+        "code/plan.json",
+        "code/.hidden",
+        "code/a b.txt",
+        "code/runs",
+    }
 
 
 def test_links_stay_inside(work: Path) -> None:

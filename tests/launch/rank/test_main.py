@@ -45,11 +45,20 @@ def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[
         (tmp_path / "program.py").write_text(PROGRAM)
         (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local", command=command)))
         env = {
-            **os.environ, "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0",
-            "SLURMD_NODENAME": "here", "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"), "PIT_NONCE": "00" * 16,
-            "PIT_COORDINATOR": "127.0.0.1", "PIT_HEAD": "here", "PIT_PORTS": "22000-22127", "PYTHON": sys.executable,
+            **os.environ,
+            "SLURM_JOB_ID": "1",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "1",
+            "SLURM_LOCALID": "0",
+            "SLURMD_NODENAME": "here",
+            "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"),
+            "PIT_NONCE": "00" * 16,
+            "PIT_COORDINATOR": "127.0.0.1",
+            "PIT_HEAD": "here",
+            "PIT_PORTS": "22000-22127",
+            "PYTHON": sys.executable,
             **more,
-        }  # fmt: skip
+        }
         (tmp_path / "attempts" / "0").mkdir(parents=True)
         argv = [sys.executable, "-m", "pitools.launch.rank.main", "plan", str(tmp_path / "plan.json")]
         return subprocess.Popen(argv, env=env, cwd=tmp_path, start_new_session=True)

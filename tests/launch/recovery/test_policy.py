@@ -151,13 +151,22 @@ def test_enough_is_less_than_all(name: str) -> None:
 
 causes = st.builds(
     lambda kind, progressed, fingerprint, node, nodes, confidence: Cause(
-        attempt="0", kind=kind, confidence=confidence, reason=kind, progressed=progressed, fingerprint=fingerprint,
-        nodes=nodes, evidence=cause(kind, node=node).evidence,
+        attempt="0",
+        kind=kind,
+        confidence=confidence,
+        reason=kind,
+        progressed=progressed,
+        fingerprint=fingerprint,
+        nodes=nodes,
+        evidence=cause(kind, node=node).evidence,
     ),
-    st.sampled_from([kind for kind in KINDS if kind not in ("finished", "cancelled")]), st.booleans(),
-    st.sampled_from(["", "f", "g"]), st.sampled_from(["", "n1", "n2"]),
-    st.lists(st.sampled_from(["n1", "n2"]), unique=True).map(tuple), st.sampled_from(["certain", "likely", "guess"]),
-)  # fmt: skip
+    st.sampled_from([kind for kind in KINDS if kind not in ("finished", "cancelled")]),
+    st.booleans(),
+    st.sampled_from(["", "f", "g"]),
+    st.sampled_from(["", "n1", "n2"]),
+    st.lists(st.sampled_from(["n1", "n2"]), unique=True).map(tuple),
+    st.sampled_from(["certain", "likely", "guess"]),
+)
 
 
 def run_of(world: Callable[[int], Cause], most: int, **retry: int) -> tuple[list[Cause], Decision]:

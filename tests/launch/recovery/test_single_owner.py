@@ -261,9 +261,14 @@ def test_a_job_that_slurm_holds_back_is_not_waited_for(runs: Runs, cluster: Clus
 
 @pytest.mark.parametrize(
     ("reason", "ended", "chain"),
-    [("Priority", "NODE_FAIL", "fresh"), ("BeginTime", "PREEMPTED", "fresh"), ("JobHeldUser", "NODE_FAIL", "fresh"),
-     ("BeginTime", "NODE_FAIL", "requeue"), ("BeginTime", "NODE_FAIL", "none")],
-)  # fmt: skip
+    [
+        ("Priority", "NODE_FAIL", "fresh"),
+        ("BeginTime", "PREEMPTED", "fresh"),
+        ("JobHeldUser", "NODE_FAIL", "fresh"),
+        ("BeginTime", "NODE_FAIL", "requeue"),
+        ("BeginTime", "NODE_FAIL", "none"),
+    ],
+)
 def test_what_waits_for_another_reason_is_left(
     runs: Runs, cluster: Cluster, reason: str, ended: str, chain: Any
 ) -> None:

@@ -83,8 +83,9 @@ def test_every_difference_is_told(
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     b = ended(
         make_run("r-2", entry="loop:main", args={"rate": 2, "new": True}, data={"demo": str(data[1])}, time="6m"),
-        loss=0.25, nodes="n2\n",
-    )  # fmt: skip
+        loss=0.25,
+        nodes="n2\n",
+    )
     (b / "environment.txt").write_text((b / "environment.txt").read_text().replace("msgspec==", "msgspec==9"))
     found = told(compare.compare(a, b))
     assert found["request:args.rate"] == ("1", "2")

@@ -59,8 +59,9 @@ def squeue(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(conf: str, count: int, *ids: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOOK, conf, str(count), *ids], stdout=subprocess.PIPE, text=True,
-                            start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", LOOK, conf, str(count), *ids], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def calls(squeue: Path) -> int:

@@ -208,12 +208,17 @@ def test_hosts_of_two_clusters_may_share_a_home(slurm: Any, site: Site, monkeypa
 def test_why_a_job_waits_comes_with_its_state(slurm: Any, site: Site) -> None:
     """Slurm's reason and expected start, in UTC, of the same answer; of a job that runs, or ended, neither."""
     slurm.queue = [
-        ("4", "4", "PENDING", "Resources", "2026-01-02T03:04:05"), ("6_1", "14", "PENDING", "JobHeldUser", "N/A"),
-        ("5", "5", "RUNNING", "None", "2026-01-02T03:04:05"), ("8", "8", "PENDING", "None", "N/A"),
-    ]  # fmt: skip
+        ("4", "4", "PENDING", "Resources", "2026-01-02T03:04:05"),
+        ("6_1", "14", "PENDING", "JobHeldUser", "N/A"),
+        ("5", "5", "RUNNING", "None", "2026-01-02T03:04:05"),
+        ("8", "8", "PENDING", "None", "N/A"),
+    ]
     told = slurm_cache.states(site, ["4", "6", "5", "8"])
     waits = {job_id: (one.reason, one.start[:19]) for job_id, one in told.items()}
     assert waits == {
-        "4": ("Resources", "2026-01-02T03:04:05"), "6": ("JobHeldUser", ""), "5": ("", ""), "8": ("", ""),
-    }  # fmt: skip
+        "4": ("Resources", "2026-01-02T03:04:05"),
+        "6": ("JobHeldUser", ""),
+        "5": ("", ""),
+        "8": ("", ""),
+    }
     assert slurm.calls() == ["squeue"]

@@ -103,15 +103,20 @@ class Controller:
             return 1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
         sep = argv[-1].removeprefix("%i").split("%")[0]
         empty = dict.fromkeys(JOB_FORMAT, "")
-        rows = [empty | {"job_id": job_id, "raw_id": job_id, "state": state, "name": name}
-                for job_id, (name, state) in self.jobs.items() if job_id not in self.forgotten]  # fmt: skip
+        rows = [
+            empty | {"job_id": job_id, "raw_id": job_id, "state": state, "name": name}
+            for job_id, (name, state) in self.jobs.items()
+            if job_id not in self.forgotten
+        ]
         return 0, "".join(sep.join(row.values()) + "\n" for row in rows), ""
 
     def _sacct(self, argv: list[str]) -> tuple[int, str, str]:
         sep = next(word for word in argv if word.startswith("--delimiter=")).removeprefix("--delimiter=")
         empty = dict.fromkeys(ACCOUNTING_FORMAT, "") | {"ExitCode": "0:0"}
-        rows = [empty | {"JobID": job_id, "JobIDRaw": job_id, "State": state, "JobName": name}
-                for job_id, (name, state) in self.jobs.items()]  # fmt: skip
+        rows = [
+            empty | {"JobID": job_id, "JobIDRaw": job_id, "State": state, "JobName": name}
+            for job_id, (name, state) in self.jobs.items()
+        ]
         return 0, "".join(sep.join(row) + "\n" for row in [list(ACCOUNTING_FORMAT), *(r.values() for r in rows)]), ""
 
     def _scontrol(self, argv: list[str]) -> tuple[int, str, str]:
@@ -165,11 +170,18 @@ def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
     second = exactly_once.send(run_dir, SITE, args=["--exclude=n1"])
     assert [(ref.job_id, ref.number, ref.cluster) for ref in (first, second)] == [("7", 0, "alpha"), ("8", 1, "alpha")]
     assert [(one.name, one.args, one.site) for one in seen if one] == [
-        ("run-1", (), "a"), ("run-1.1", ("--exclude=n1",), "a")
-    ]  # fmt: skip
+        ("run-1", (), "a"),
+        ("run-1.1", ("--exclude=n1",), "a"),
+    ]
     assert slurm.names() == ["run-1", "run-1.1"]
-    assert slurm.ran[-1] == ["sbatch", "--parsable", "--exclude=n1", "--job-name=run-1.1", "--",
-                             f"{run_dir}/script.sbatch"]  # fmt: skip
+    assert slurm.ran[-1] == [
+        "sbatch",
+        "--parsable",
+        "--exclude=n1",
+        "--job-name=run-1.1",
+        "--",
+        f"{run_dir}/script.sbatch",
+    ]
     assert run_folder.read(run_dir / "job.json", JobRef) == second
     assert run_folder.read(submissions.at(run_dir, 0) / "job.json", JobRef) == first
     assert exactly_once.send(run_dir, SITE, number=0) == first
@@ -329,9 +341,7 @@ def test_half_an_answer_is_none(controller: Make, run_dir: Path, text: str) -> N
     assert exactly_once.send(run_dir, SITE).job_id == "7"
 
 
-def test_a_folder_that_cannot_take_note(
-    controller: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_folder_that_cannot_take_note(controller: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that its run could not write down is cancelled: it would be nobody's."""
     slurm = controller()
 

@@ -41,8 +41,10 @@ def test_ranges_are_every_byte_once(sizes: list[int], n_bytes: int, seed: int):
     """Of all files and of no other bytes, none twice, none longer than asked for."""
     found = measure.ranges(sizes, n_bytes, seed=seed)
     assert all(0 < size <= n_bytes for _, _, size in found)
-    covered = [{place for file, low, size in found if file == number for place in range(low, low + size)}
-               for number in range(len(sizes))]  # fmt: skip
+    covered = [
+        {place for file, low, size in found if file == number for place in range(low, low + size)}
+        for number in range(len(sizes))
+    ]
     assert covered == [set(range(size)) for size in sizes]
     assert sum(size for _, _, size in found) == sum(sizes)
 
@@ -86,11 +88,21 @@ def in_memory(file: Path) -> bool:
 def test_every_stage_is_measured(version: Path):
     """Reads, decoding, the transform and all of it, with rates that agree with what was counted."""
     seen: list[Any] = []
-    stages = bench(version, batch_size=4, length=8, transform=lambda batch: seen.append(batch.arrays.keys()),
-                   limit_s=0.05, resident_bytes=100_000)  # fmt: skip
+    stages = bench(
+        version,
+        batch_size=4,
+        length=8,
+        transform=lambda batch: seen.append(batch.arrays.keys()),
+        limit_s=0.05,
+        resident_bytes=100_000,
+    )
     assert [(stage.stage, stage.cache) for stage in stages] == [
-        ("read", "cold"), ("read", "warm"), ("decode", "warm"), ("transform", "warm"), ("loader", "cold"),
-    ]  # fmt: skip
+        ("read", "cold"),
+        ("read", "warm"),
+        ("decode", "warm"),
+        ("transform", "warm"),
+        ("loader", "cold"),
+    ]
     assert {frozenset(names) for names in seen} == {frozenset({"action", "obs/eye_image"})}
     for stage in stages:
         assert stage.samples_per_s == pytest.approx(stage.samples / stage.wall_s, rel=0.1)
@@ -118,8 +130,9 @@ def test_a_slow_transform_is_what_bounds(version: Path, monkeypatch: pytest.Monk
     """A transform of 20 ms a batch: its rate is that of all, and the advice is about it."""
     clock = Clock()
     monkeypatch.setattr(measure, "time", clock)
-    stages = bench(version, batch_size=4, length=8, transform=lambda _: clock.sleep(0.02), limit_s=0.1,
-                   resident_bytes=100_000)  # fmt: skip
+    stages = bench(
+        version, batch_size=4, length=8, transform=lambda _: clock.sleep(0.02), limit_s=0.1, resident_bytes=100_000
+    )
     assert stages[-1].bound == "transform"
     assert stages[-2].samples_per_s == pytest.approx(4 / 0.021, rel=0.1)
     assert stages[-1].samples_per_s == pytest.approx(4 / 0.021, rel=0.1)
@@ -154,12 +167,16 @@ def test_what_cannot_be_measured_is_said(version: Path, tmp_path: Path):
         (Rates(900, disk=2000, raw=1500, codecs=ZSTD), 8, "decode", "codec raw`: the disk would give 1,500"),
         (Rates(900, disk=2000, raw=700, codecs=ZSTD), 8, "decode", "codec lz4"),
         (Rates(900, disk=2000, raw=2000, codecs=RAW), 8, "decode", "what 8 cores can"),
-        (Rates(900, disk=300, raw=200, codecs=LZ4, stored_bytes=1 << 30, fit=True), 8, "decode",
-         "codec raw`, which needs no decoding.*1.0 GiB fit into memory: the disk bounds the first pass alone, at 300"),
+        (
+            Rates(900, disk=300, raw=200, codecs=LZ4, stored_bytes=1 << 30, fit=True),
+            8,
+            "decode",
+            "codec raw`, which needs no decoding.*1.0 GiB fit into memory: the disk bounds the first pass .*, at 300",
+        ),
         (Rates(900, disk=2000, raw=2000, transform=70, codecs=RAW), 2, "transform", "70 samples/s, .* gives 900.*GPU"),
         (Rates(900), 2, "decode", "Everything is in memory.*more threads"),
     ],
-)  # fmt: skip
+)
 def test_the_advice_is_that_of_the_slowest(rates: Rates, threads: int, bound: str, words: str):
     """The slowest stage is named with its rate, and what to do depends on what is left to gain."""
     import re

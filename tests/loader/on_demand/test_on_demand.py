@@ -59,19 +59,28 @@ def build(root: Path) -> Path:
     }
     for name, (data, chunk, shard, codecs) in made.items():
         store.create_array(
-            name, shape=data.shape, dtype=data.dtype, chunks=(chunk, *data.shape[1:]), compressors=codecs,
-            shards=(shard, *data.shape[1:]), filters=None, fill_value=0,
-        )[:] = data  # fmt: skip
+            name,
+            shape=data.shape,
+            dtype=data.dtype,
+            chunks=(chunk, *data.shape[1:]),
+            compressors=codecs,
+            shards=(shard, *data.shape[1:]),
+            filters=None,
+            fill_value=0,
+        )[:] = data
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         size, text = digest.of_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
     data = manifest.encode(
         Manifest(
-            name="pick", episodes=2, steps=STEPS, files=tuple(files),
+            name="pick",
+            episodes=2,
+            steps=STEPS,
+            files=tuple(files),
             arrays={name: ArraySchema(shape=made[name][0].shape, dtype=made[name][0].dtype.name) for name in made},
         )
-    )  # fmt: skip
+    )
     (folder / manifest.FILE_NAME).write_bytes(data)
     return folder.rename(root / manifest.version(data))
 
@@ -226,9 +235,7 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     assert (len(asked(tmp_path)), fetchers(root)) == (before, [])
 
 
-def test_batches_are_those_of_the_local_version(
-    version: Path, url: str, root: Path, switch: Switch, tmp_path: Path
-):  # fmt: skip
+def test_batches_are_those_of_the_local_version(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
     """Over three epochs, with the store gone for a while in the first, when the same batch is asked for again."""
     batches = []
     for arrays in (Arrays(version), open_remote(url, root)):
@@ -258,9 +265,7 @@ def _read_all(url: str, root: Path, barrier: Any, queue: Any) -> None:
     queue.put(digest.of_bytes(found.tobytes()))
 
 
-def test_ranks_of_a_node_fetch_each_object_once(
-    version: Path, url: str, root: Path, switch: Switch, tmp_path: Path
-):  # fmt: skip
+def test_ranks_of_a_node_fetch_each_object_once(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
     """Processes that begin at once, with the URL of the dataset of one version, and no byte of the store's twice."""
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(3), context.Queue()
@@ -366,7 +371,7 @@ def test_a_store_that_does_not_answer_is_for_later(version: Path, url: str, root
 @pytest.mark.parametrize("fault", ["flip", "missing"])
 def test_what_is_not_as_the_manifest_says_is_never_read(
     version: Path, url: str, root: Path, switch: Switch, server: Server, fault: str, tmp_path: Path
-):  # fmt: skip
+):
     """A flipped bit on the way, an object that is not there: an error that names it, each time, and no file of it."""
     shard = "obs/image/c/3/0/0/0"
     if fault == "missing":

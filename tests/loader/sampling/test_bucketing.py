@@ -54,8 +54,13 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int):
 
 
 @settings(max_examples=50, deadline=None)
-@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=40), multiple=st.integers(1, 4),
-       factor=st.integers(1, 4), seed=st.integers(0, 9), shuffle=st.booleans())  # fmt: skip
+@given(
+    lengths=st.lists(st.integers(1, 32), min_size=1, max_size=40),
+    multiple=st.integers(1, 4),
+    factor=st.integers(1, 4),
+    seed=st.integers(0, 9),
+    shuffle=st.booleans(),
+)
 def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, seed, shuffle):
     """Any lengths and sizes: positions follow without a gap, and after any round counts differ by one at most."""
     arrays = Arrays(version)

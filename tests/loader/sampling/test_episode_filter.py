@@ -32,9 +32,12 @@ TASKS = ("pick the cube", "pick the ball", "place the cube", "pick the cube", "s
 @pytest.fixture
 def version(record: Callable[..., Path]) -> Path:
     return record(
-        LENGTHS, masks={"train": [0, 1, 2, 3], "valid": [4, 5], "no steps": []}, tasks=TASKS, succeeded=[1, 3, 4],
+        LENGTHS,
+        masks={"train": [0, 1, 2, 3], "valid": [4, 5], "no steps": []},
+        tasks=TASKS,
+        succeeded=[1, 3, 4],
         attributes=[{"operator": "ann" if number % 2 else "bob", "grade": number} for number in range(6)],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,13 @@ def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: in
             drawn, out = samples.at(np.arange(len(windows))), np.full((len(windows), length, 3), np.nan)
             rows = np.arange(len(windows))[::-1] if order == "rows" else None
             samples.read(drawn, 0, len(windows), {"action": out}, rows)
-            expected = np.stack([
-                action[np.clip(np.arange(step - before, step - before + length), start, stop - 1)]
-                for start, stop in pairwise(offsets) for step in range(start, stop)
-            ])  # fmt: skip
+            expected = np.stack(
+                [
+                    action[np.clip(np.arange(step - before, step - before + length), start, stop - 1)]
+                    for start, stop in pairwise(offsets)
+                    for step in range(start, stop)
+                ]
+            )
             np.testing.assert_array_equal(out if rows is None else out[::-1], expected)
 
 

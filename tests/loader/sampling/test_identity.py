@@ -37,15 +37,43 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
         return Mixture([windowed(each, seed=seed) for each, seed in zip(members, seeds, strict=True)], weights, **more)
 
     made: list[list[Samples]] = [
-        [windowed(), windowed(two), windowed(episodes=less), windowed(pad=False), windowed(seed=1),
-         windowed(shuffle=False)],
-        [packed(), packed(less), packed(length=20), packed(plan=1), packed(seed=1), packed(shuffle=False),
-         packed(deal=False)],
-        [bucketed(), bucketed((10, 16)), bucketed(episodes=less), bucketed(batch_size=4), bucketed(multiple=2),
-         bucketed(steps=64, batch_size=0), bucketed(seed=1), bucketed(shuffle=False)],
-        [mixture(), mixture((1, 3)), mixture(members=(two, one)), mixture(seeds=(0, 1)), mixture(turn="shuffled"),
-         mixture(turn="shuffled", seed=1), mixture(seed=1)],
-    ]  # fmt: skip
+        [
+            windowed(),
+            windowed(two),
+            windowed(episodes=less),
+            windowed(pad=False),
+            windowed(seed=1),
+            windowed(shuffle=False),
+        ],
+        [
+            packed(),
+            packed(less),
+            packed(length=20),
+            packed(plan=1),
+            packed(seed=1),
+            packed(shuffle=False),
+            packed(deal=False),
+        ],
+        [
+            bucketed(),
+            bucketed((10, 16)),
+            bucketed(episodes=less),
+            bucketed(batch_size=4),
+            bucketed(multiple=2),
+            bucketed(steps=64, batch_size=0),
+            bucketed(seed=1),
+            bucketed(shuffle=False),
+        ],
+        [
+            mixture(),
+            mixture((1, 3)),
+            mixture(members=(two, one)),
+            mixture(seeds=(0, 1)),
+            mixture(turn="shuffled"),
+            mixture(turn="shuffled", seed=1),
+            mixture(seed=1),
+        ],
+    ]
     for samples in made:
         identities = [tuple(sorted(each.identity.items())) for each in samples]
         assert len(set(identities)) == len(samples)

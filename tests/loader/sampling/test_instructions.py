@@ -52,9 +52,11 @@ def test_windows(arrays: Arrays):
     """Each has the number of the episode that its first action is of, and that episode's instruction."""
     samples = windowed(arrays)
     assert samples.instructions == ("close it", "open the drawer")
-    starts = {arrays.read("action", start, start + 1).tobytes(): episode
-              for episode, (start, stop) in enumerate(zip(arrays.offsets, arrays.offsets[1:], strict=False))
-              for start in range(start, stop)}  # fmt: skip
+    starts = {
+        arrays.read("action", start, start + 1).tobytes(): episode
+        for episode, (start, stop) in enumerate(zip(arrays.offsets, arrays.offsets[1:], strict=False))
+        for start in range(start, stop)
+    }
     batches = Loader(samples, batch_size=8)
     for batch in islice(batches, 8):
         assert batch.aside["episode"].tolist() == [starts[row[:1].tobytes()] for row in batch.arrays["action"]]
@@ -80,8 +82,9 @@ def test_mixtures(arrays: Arrays, untold: Arrays):
     samples = Mixture(members, [1, 1, 1])
     assert samples.instructions == ("close it", "open the drawer") * 2
     aside = next(Loader(samples, batch_size=96)).aside
-    expected = [TASKS[episode] if dataset else "" for dataset, episode in
-                zip(aside["dataset"], aside["episode"], strict=True)]  # fmt: skip
+    expected = [
+        TASKS[episode] if dataset else "" for dataset, episode in zip(aside["dataset"], aside["episode"], strict=True)
+    ]
     assert texts(samples, aside["instruction"]) == expected
     assert set(aside["instruction"].tolist()) == {-1, 0, 1, 2, 3}
     for order in ((0, 1), (1, 0)):

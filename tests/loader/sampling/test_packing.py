@@ -43,8 +43,12 @@ def naive_best_fit(lengths: list[int], length: int) -> int:
 
 
 @settings(max_examples=200)
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30), length=st.integers(1, 30),
-       window=st.integers(1, 30), long=st.sampled_from(["split", "drop"]))  # fmt: skip
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    length=st.integers(1, 30),
+    window=st.integers(1, 30),
+    long=st.sampled_from(["split", "drop"]),
+)
 def test_every_step_is_a_sequences_once(lengths, length, window, long):
     """Any episodes: whole, cut at multiples of the window, or dropped; in order, none longer than is allowed."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -16,8 +16,13 @@ spans = st.dictionaries(
 
 
 @settings(max_examples=200)
-@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6), spans=spans, stride=st.integers(1, 4),
-       pad=st.booleans(), data=st.data())  # fmt: skip
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    spans=spans,
+    stride=st.integers(1, 4),
+    pad=st.booleans(),
+    data=st.data(),
+)
 def test_the_samples_are_those_of_a_plain_loop(lengths, spans, stride, pad, data):
     """Any episodes, spans and strides: the anchors that a loop over all steps would choose, in its order."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

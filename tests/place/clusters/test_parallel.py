@@ -18,9 +18,14 @@ def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
         raise ClusterError("no")
 
     said = gather(
-        {"a": lambda _: time.sleep(60) or 9.0, "b": lambda left_s: left_s, "c": raises,
-         "d": lambda _: time.sleep(0.1) or 7.0}, 2.0,
-    )  # fmt: skip
+        {
+            "a": lambda _: time.sleep(60) or 9.0,
+            "b": lambda left_s: left_s,
+            "c": raises,
+            "d": lambda _: time.sleep(0.1) or 7.0,
+        },
+        2.0,
+    )
     assert list(said) == ["a", "b", "c", "d"]
     assert isinstance(said["a"], Unreachable)
     assert isinstance(said["c"], ClusterError)

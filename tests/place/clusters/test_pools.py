@@ -22,8 +22,12 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
     """GPUs in use, down or reserved are not free; others' queue is taken off, but for what waits for no node."""
     seen = made.snapshot(
         nodes=(
-            made.node("n1", state="mixed", gpus_allocated=6), made.node("n2", state="allocated", gpus_allocated=8),
-            made.node("n3"), made.node("n4"), made.node("n5", flags=("drain",)), made.node("n6", flags=("reserved",)),
+            made.node("n1", state="mixed", gpus_allocated=6),
+            made.node("n2", state="allocated", gpus_allocated=8),
+            made.node("n3"),
+            made.node("n4"),
+            made.node("n5", flags=("drain",)),
+            made.node("n6", flags=("reserved",)),
         ),
         jobs=(
             made.job("1", node_list="n1", gres="gpu:4", end=_in_s(7200)),
@@ -36,7 +40,7 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
             made.job("8", state="PENDING", reason="", gres="gpu:1"),
             made.job("9", state="PENDING", reason="JobHeldUser"),
         ),
-    )  # fmt: skip
+    )
     (pool,) = pools(seen, ["ours"], made.site())
     assert (pool.pool, pool.units, pool.waiting, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
     assert [units for _, units in pool.running] == [8, 4, 2]
@@ -83,11 +87,17 @@ def test_units_are_freed_in_order() -> None:
 @pytest.mark.parametrize(
     ("node", "free"),
     [
-        ({}, 8), ({"gpus_allocated": 3, "state": "mixed"}, 5), ({"gpus_allocated": 0, "state": "allocated"}, 0),
-        ({"flags": ("planned",)}, 8), ({"flags": ("powered_down", "cloud")}, 8), ({"state": "reserved"}, 0),
-        ({"flags": ("maintenance",)}, 0), ({"state": "down"}, 0), ({"gpus_allocated": None, "state": "mixed"}, 0),
+        ({}, 8),
+        ({"gpus_allocated": 3, "state": "mixed"}, 5),
+        ({"gpus_allocated": 0, "state": "allocated"}, 0),
+        ({"flags": ("planned",)}, 8),
+        ({"flags": ("powered_down", "cloud")}, 8),
+        ({"state": "reserved"}, 0),
+        ({"flags": ("maintenance",)}, 0),
+        ({"state": "down"}, 0),
+        ({"gpus_allocated": None, "state": "mixed"}, 0),
     ],
-)  # fmt: skip
+)
 def test_what_of_a_node_is_free(made: Any, node: dict[str, Any], free: int) -> None:
     """What could start now: not where all CPUs are taken, nor what is reserved, away, or may be in use."""
     seen = made.snapshot(nodes=(made.node("n1", **node),))

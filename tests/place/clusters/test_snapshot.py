@@ -147,5 +147,6 @@ def test_maintenance_that_is_planned_closes_the_pool(far: Any, clusters: Path) -
         subprocesses.run(["scontrol", "delete", f"reservationname={name}"], timeout_s=20, env=env)
     assert {pool.pool: pool.closed for pool in found} == {key: [(at_s, at_s + 1800)] for key in ("a/train", "a/dev")}
     assert {pool.pool: pool.closed for pool in pools(snapshot.read(site, max_age_s=0), (), site)} == {
-        "a/train": [], "a/dev": [],
-    }  # fmt: skip
+        "a/train": [],
+        "a/dev": [],
+    }

@@ -165,9 +165,15 @@ def snapshot(site: Site, cluster: Cluster) -> Snapshot:
     node = records.Node(node="n1", state="idle", partitions=("train",))
     partition = records.Partition(partition="train", state="up", node_list="n1")
     return Snapshot(
-        site=site.name, seen_s=0.0, skew_s=0.0, cluster=site.name, enforces=(), partitions=(partition,),
-        nodes=(node,), jobs=(),
-    )  # fmt: skip
+        site=site.name,
+        seen_s=0.0,
+        skew_s=0.0,
+        cluster=site.name,
+        enforces=(),
+        partitions=(partition,),
+        nodes=(node,),
+        jobs=(),
+    )
 
 
 def add(world: World, count: int) -> list[str]:

@@ -53,8 +53,14 @@ class Machine:
     @contextmanager
     def start(self, *words: str, **more: str) -> Iterator[subprocess.Popen[str]]:
         """A command at work; killed when it takes far too long, so that nobody reads for ever."""
-        env = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder), "LC_ALL": "C.UTF-8",
-               "PIT_SITE_PATH": str(self.sites), "PIT_PLACE": str(self.folder / "place"), **more}  # fmt: skip
+        env = {
+            "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "LC_ALL": "C.UTF-8",
+            "PIT_SITE_PATH": str(self.sites),
+            "PIT_PLACE": str(self.folder / "place"),
+            **more,
+        }
         argv = [str(PIT), "place", *words]
         with subprocess.Popen(
             argv, env=env, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -67,9 +67,12 @@ def surroundings(folder: Path) -> dict[str, str]:
     home = folder / "home"
     home.mkdir(mode=0o700)
     return {
-        "PIT_SITE_PATH": str(sites), "PIT_PLACE": str(folder / "place"), "XDG_CACHE_HOME": str(home / "cache"),
-        "XDG_STATE_HOME": str(home / "state"), "PIT_SITES": "alpha beta",
-    }  # fmt: skip
+        "PIT_SITE_PATH": str(sites),
+        "PIT_PLACE": str(folder / "place"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_STATE_HOME": str(home / "state"),
+        "PIT_SITES": "alpha beta",
+    }
 
 
 def clear(clusters: Path, folder: Path) -> None:
@@ -109,9 +112,13 @@ def pit(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
 def drain(env: dict[str, str], timeout_s: float = 60.0) -> None:
     """Tick until every job is over."""
     done = subprocess.run(
-        [PIT, "place", "watch", "--every", "0.5s", "--until-empty"], env=env, text=True, capture_output=True,
-        timeout=timeout_s, check=False,
-    )  # fmt: skip
+        [PIT, "place", "watch", "--every", "0.5s", "--until-empty"],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -151,8 +151,10 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
     last = made.tick()
     assert last
     assert {row.site: (row.state, bool(row.why)) for row in last.sites.sites} == {
-        "alpha": ("dark", True), "beta": ("up", False), "gamma": ("up", False),
-    }  # fmt: skip
+        "alpha": ("dark", True),
+        "beta": ("up", False),
+        "gamma": ("up", False),
+    }
     (made.place / "sites.json").unlink()
     last = made.tick()
     assert last
@@ -228,8 +230,10 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     began, ended = noted["alpha"]
     assert isinstance(began, local_history.Foretold)
     assert (began.job.rpartition(".")[0], began.raw_s, began.features) == (
-        job_id, 0.0, {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
-    )  # fmt: skip
+        job_id,
+        0.0,
+        {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
+    )
     assert [(one.job == began.job, one.started) for one in (ended,) if isinstance(one, local_history.Waited)] == [
         (True, True)
     ]

@@ -61,7 +61,7 @@ def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
         ({"account": "lab"}, {}, {"allow_accounts": ("infra",)}, 'account "lab" may not use it'),
         ({"tier": "high"}, {"tiers": {"normal": "n", "high": "h"}}, {"allow_qos": ("n",)}, 'QOS "h" may not use it'),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_has_the_reason(
     made: Any, request_: dict[str, Any], site: dict[str, Any], seen: dict[str, Any], reason: str
 ) -> None:
@@ -109,15 +109,21 @@ def test_what_no_waiting_changes(made: Any, request_: dict[str, Any], seen: dict
         ([mine(max_tres={"node": "1"})], [Qos(qos="normal", max_tres={"node": "2"})], ""),
         ([mine()], [Qos(qos="normal", max_tres={"gres/gpu": "8"})], '16 GPUs, and a job of QOS "normal" may have 8'),
         ([mine(grp_tres={"node": "1"})], [Qos(qos="normal", grp_tres={"node": "2"})], ""),
-        ([mine(), mine(user="", parent="dept"), mine(user="", account="dept", grp_tres={"node": "1"})], [],
-         '2 nodes, and all of account "dept" may have 1'),
-        ([mine(user="", cluster="y", parent="dept"), mine(), mine(user="", account="dept", grp_tres={"node": "1"})],
-         [], ""),
+        (
+            [mine(), mine(user="", parent="dept"), mine(user="", account="dept", grp_tres={"node": "1"})],
+            [],
+            '2 nodes, and all of account "dept" may have 1',
+        ),
+        (
+            [mine(user="", cluster="y", parent="dept"), mine(), mine(user="", account="dept", grp_tres={"node": "1"})],
+            [],
+            "",
+        ),
         ([mine()], [Qos(qos="normal", grp_tres={"gres/gpu": "15"})], '16 GPUs, and all of QOS "normal"'),
         ([mine()], [Qos(qos="normal", max_tres_per_user={"node": "0"})], "2 nodes, and one user of QOS"),
         ([mine(max_tres={"node": "2"}, grp_tres={"gres/gpu": "16"})], [Qos(qos="normal", max_wall_s=7200)], ""),
     ],
-)  # fmt: skip
+)
 def test_accounting_s_limits_count_where_they_are_enforced(
     made: Any, rows: list[Association], qos: list[Qos], reason: str
 ) -> None:

@@ -148,8 +148,10 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> float:
 def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
     """GrpTRES, of which --test-only knows nothing: the start is when enough of the account's jobs have ended."""
     end = timestamps.text(datetime.fromtimestamp(now_s + 3600, UTC))
-    rows = [Association(cluster="x", account="lab", user="me"),
-            Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"})]  # fmt: skip
+    rows = [
+        Association(cluster="x", account="lab", user="me"),
+        Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"}),
+    ]
     jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
     seen = made.snapshot(enforces=("limits",), standing=made.standing(*rows), jobs=jobs)
     said = estimate.start(one_of(made, seen, asks(account="lab")), 0.0, seen, None, None, [])
@@ -229,8 +231,11 @@ def test_waits_of_others_are_read_from_their_eligible_time(
     assert accounting_history.kept(made.site()) is None
     found = accounting_history.read(made.site(), 10)
     assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found.jobs] == [
-        (2, 0, 30), (1, 3600, 0), (2, 3600, 600), (2, 3600, 5),
-    ]  # fmt: skip
+        (2, 0, 30),
+        (1, 3600, 0),
+        (2, 3600, 600),
+        (2, 3600, 5),
+    ]
     assert found.ran == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
     assert accounting_history.kept(made.site()) == found
 
@@ -332,13 +337,27 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
 
     def row(job: str, started_ago_h: float, ran_h: float, tracked: str) -> str:
         start = f"{datetime.now(UTC) - timedelta(hours=started_ago_h):%Y-%m-%dT%H:%M:%S}"
-        known = {"JobID": job, "JobIDRaw": job, "State": "COMPLETED", "ExitCode": "0:0", "Start": start, "NNodes": "2",
-                 "ElapsedRaw": str(round(ran_h * 3600)), "Partition": "gpu", "AllocTRES": tracked}  # fmt: skip
+        known = {
+            "JobID": job,
+            "JobIDRaw": job,
+            "State": "COMPLETED",
+            "ExitCode": "0:0",
+            "Start": start,
+            "NNodes": "2",
+            "ElapsedRaw": str(round(ran_h * 3600)),
+            "Partition": "gpu",
+            "AllocTRES": tracked,
+        }
         return "|".join(known.get(name, "") for name in ACCOUNTING_FORMAT)
 
     month_h = 30 * 24.0
-    rows = ["|".join(ACCOUNTING_FORMAT), row("1", 10, 2, "cpu=8,gres/gpu=4"), row("2", 10, 1, "cpu=8"),
-            row("3", month_h + 5, 8, "gres/gpu=10"), row("4", month_h + 5, 4, "gres/gpu=10")]  # fmt: skip
+    rows = [
+        "|".join(ACCOUNTING_FORMAT),
+        row("1", 10, 2, "cpu=8,gres/gpu=4"),
+        row("2", 10, 1, "cpu=8"),
+        row("3", month_h + 5, 8, "gres/gpu=10"),
+        row("4", month_h + 5, 4, "gres/gpu=10"),
+    ]
     (home / "rows").write_text("\n".join(rows) + "\n")
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')

@@ -214,8 +214,20 @@ def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) ->
     """Durations as people say them; what does not fit only where it is explained."""
     found = report.ranked(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
     lines = list(report.table(found, everything=False))
-    assert lines[0].split() == ["RANK", "SITE", "PARTITION", "START", "10/50/90%", "STAGE", "RUN", "DONE", "BY", "COST",
-                                "P", "FAIL"]  # fmt: skip
+    assert lines[0].split() == [
+        "RANK",
+        "SITE",
+        "PARTITION",
+        "START",
+        "10/50/90%",
+        "STAGE",
+        "RUN",
+        "DONE",
+        "BY",
+        "COST",
+        "P",
+        "FAIL",
+    ]
     assert lines[1].split() == [
         "1",
         "a",

@@ -46,8 +46,9 @@ def test_step_logs_tell_the_rate_and_the_work(made: Any, tmp_path: Path) -> None
     request = asks(entry="a:b", command="", args={"steps": 100})
     rates = throughput.measured(request, site)
     assert rates == {
-        "gpu": Rate(samples_s=64.0, step_s=0.5, samples=6400.0), "other": Rate(samples_s=320.0, step_s=0.1),
-    }  # fmt: skip
+        "gpu": Rate(samples_s=64.0, step_s=0.5, samples=6400.0),
+        "other": Rate(samples_s=320.0, step_s=0.1),
+    }
     write_run(tmp_path, 5, steps=2, job={"nodes": 2, "partition": "brief"})  # the first step of all compiles
     assert throughput.measured(request, site)["brief"].samples_s == 64.0
     other = asks(entry="a:b", command="", args={"steps": 50, "batch_size": 1})

@@ -20,9 +20,14 @@ SPEED = {"fast": 2.0, "middle": 1.0, "slow": 0.5}
 
 
 def job(
-    job_id: str, *, units: int = 1, run_s: float = HOUR_S, submit_s: float = 0.0, tier: int = 0,
+    job_id: str,
+    *,
+    units: int = 1,
+    run_s: float = HOUR_S,
+    submit_s: float = 0.0,
+    tier: int = 0,
     pools: Sequence[str] = POOLS,
-) -> Job:  # fmt: skip
+) -> Job:
     options = tuple(
         Option(pool=pool, units=units, run_s=run_s / SPEED[pool], limit_s=3 * run_s / SPEED[pool]) for pool in pools
     )
@@ -30,14 +35,18 @@ def job(
 
 
 def pool(
-    name: str, *, units: int = 8, free: int = 8, running: Sequence[tuple[float, int]] = (), tickets: int = 4,
-    is_dark: bool = False, closed: Sequence[tuple[float, float]] = (),
-) -> dict[str, Pool]:  # fmt: skip
+    name: str,
+    *,
+    units: int = 8,
+    free: int = 8,
+    running: Sequence[tuple[float, int]] = (),
+    tickets: int = 4,
+    is_dark: bool = False,
+    closed: Sequence[tuple[float, float]] = (),
+) -> dict[str, Pool]:
     return {
-        name: Pool(
-            pool=name, units=units, free=free, running=running, tickets=tickets, is_dark=is_dark, closed=closed
-        )
-    }  # fmt: skip
+        name: Pool(pool=name, units=units, free=free, running=running, tickets=tickets, is_dark=is_dark, closed=closed)
+    }
 
 
 def placed(moves: Sequence[Place | Withdraw]) -> list[tuple[str, str]]:
@@ -60,14 +69,20 @@ def worlds(
             held = rng.randint(1, left)
             running.append((now + rng.uniform(-1, 50) * HOUR_S, held))
             left -= held
-        pools |= pool(name, units=units, free=free, running=sorted(running), tickets=rng.randint(0, 4),
-                      is_dark=rng.random() < 0.2)  # fmt: skip
+        pools |= pool(
+            name, units=units, free=free, running=sorted(running), tickets=rng.randint(0, 4), is_dark=rng.random() < 0.2
+        )
     jobs = [
-        job(f"j{number}", units=rng.choice([1, 2, 8, 64]), run_s=rng.uniform(10, 40 * HOUR_S),
-            submit_s=now - rng.uniform(0, 90) * HOUR_S, tier=rng.choice([0, 0, 0, 1]),
-            pools=rng.sample(POOLS, rng.randint(1, 3)))
+        job(
+            f"j{number}",
+            units=rng.choice([1, 2, 8, 64]),
+            run_s=rng.uniform(10, 40 * HOUR_S),
+            submit_s=now - rng.uniform(0, 90) * HOUR_S,
+            tier=rng.choice([0, 0, 0, 1]),
+            pools=rng.sample(POOLS, rng.randint(1, 3)),
+        )
         for number in range(draw(st.integers(0, 40)))
-    ]  # fmt: skip
+    ]
     tickets: list[Ticket] = []
     for one in jobs:
         option = rng.choice(one.options)
@@ -75,9 +90,11 @@ def worlds(
         if known and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < known.tickets:
             tickets.append(Ticket(job_id=one.job_id, pool=option.pool, placed_s=now - rng.uniform(0, 2) * HOUR_S))
     policy = Policy(
-        patience=rng.choice([1.0, 2.0, 1e9]), reserve=rng.randint(0, 3), old_tickets=rng.randint(0, 3),
+        patience=rng.choice([1.0, 2.0, 1e9]),
+        reserve=rng.randint(0, 3),
+        old_tickets=rng.randint(0, 3),
         old_s=rng.choice([0.0, 12 * HOUR_S, inf]),
-    )  # fmt: skip
+    )
     return now, jobs, pools, tickets, policy
 
 

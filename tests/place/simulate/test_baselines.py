@@ -24,9 +24,14 @@ def test_rules_of_the_others() -> None:
     placed = {name: list(engine.simulate(jobs, scenario(8, 4, 6), name).pool) for name in baselines.NAMES}
     del placed["random"]
     assert placed == {
-        "slurm-m": [0, 1], "slurm-m-space": [0, 1], "federation": [0, 1], "skypilot": [0, 0], "most-free": [0, 2],
-        "soonest-end": [0, 1], "round-robin": [0, 1],
-    }  # fmt: skip
+        "slurm-m": [0, 1],
+        "slurm-m-space": [0, 1],
+        "federation": [0, 1],
+        "skypilot": [0, 0],
+        "most-free": [0, 2],
+        "soonest-end": [0, 1],
+        "round-robin": [0, 1],
+    }
 
 
 @pytest.mark.parametrize("name", ["slurm-m", "slurm-m-space"])

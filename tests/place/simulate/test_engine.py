@@ -22,8 +22,9 @@ from tests.place.simulate.small_scenario import scenario, trace
 # (submit_s, gpus, run_s, how many times as long the limit is), all on a coarse grid so that much happens at once
 JOBS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(1, 30), st.sampled_from([1, 1.5, 4])),
-    min_size=1, max_size=40,
-).map(lambda jobs: trace(*sorted((float(at), n, float(run), run * more) for at, n, run, more in jobs)))  # fmt: skip
+    min_size=1,
+    max_size=40,
+).map(lambda jobs: trace(*sorted((float(at), n, float(run), run * more) for at, n, run, more in jobs)))
 
 
 def starts(result: Result) -> list[float]:
@@ -185,8 +186,15 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
     seen: list[tuple[float, list[str], int, list[tuple[float, int]], list[str]]] = []
 
     def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
-        seen.append((now_s, [job.job_id for job in jobs], pools["a"].free, list(pools["a"].running),
-                     [f"{ticket.job_id}@{ticket.pool}" for ticket in tickets]))  # fmt: skip
+        seen.append(
+            (
+                now_s,
+                [job.job_id for job in jobs],
+                pools["a"].free,
+                list(pools["a"].running),
+                [f"{ticket.job_id}@{ticket.pool}" for ticket in tickets],
+            )
+        )
         if now_s == 60:
             return [Place(job_id=job.job_id, pool="a") for job in jobs]
         if now_s == 180:
@@ -277,6 +285,6 @@ def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, cwd=repo, stdout=-1, text=True, check=True
         ).stdout
         for seed in ("0", "1", "7")
-    }  # fmt: skip
+    }
     assert len(said) == 1
     assert len(said.pop()) > 5000

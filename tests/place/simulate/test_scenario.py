@@ -115,7 +115,7 @@ def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "x.toml").write_text(
         'name = "x"\n[partitions.big]\nnodes = 6\ngpus_per_node = 8\nspeed = 2.0\nprice_per_node_hour = 16.0\n'
         "[partitions.cpu]\nnodes = 3\n[partitions.open]\n[place]\ntickets = 2\n"
-    )  # fmt: skip
+    )
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
     big, cpu = scenario.of_sites(["x"]).pools
     assert (big.pool, big.gpus, big.speed, big.price, big.tickets) == ("x/big", 48, 2.0, 2.0, 2)

@@ -116,7 +116,7 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
         (SWF.replace("   30   -1", "1e308   -1"), 5, r"ran 1e\+308 s"),
         (SWF.replace("  3    90", "  3 -1e300"), 5, "submitted at -1e\\+300 s"),
     ],
-)  # fmt: skip
+)
 def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, what: str) -> None:
     """Garbage is an error that says where; asked to, it is left out and counted."""
     (tmp_path / "t").write_text(text)
@@ -152,7 +152,7 @@ def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
         ("[" * 100_000, "recursion"),
         (HELIOS + "4," + "u" * 200_000 + ",vcB,1,4,1,FAILED,2020-09-01 00:01:53,,,100,7", "field larger"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, what: str) -> None:
     """A file that is cut short, empty, or of no known form says so."""
     (tmp_path / "t").write_text(text)

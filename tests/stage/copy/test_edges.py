@@ -189,9 +189,14 @@ def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: i
     finally:
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in (final, *final.rglob("*"))} == {
-        final.name: 0o755, "c": 0o755, "d": 0o755, "manifest.json": 0o444, "small": 0o444, "large": 0o444,
+        final.name: 0o755,
+        "c": 0o755,
+        "d": 0o755,
+        "manifest.json": 0o444,
+        "small": 0o444,
+        "large": 0o444,
         "ranges": 0o444,
-    }  # fmt: skip
+    }
 
 
 def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, root: Path, monkeypatch):

@@ -19,9 +19,25 @@ from pitools.stage.verify import check
 
 # The system calls by which a set is made, filled, synced and published; each in turn is the last one, or fails.
 CHANGING = (
-    "mkdir", "fallocate", "pwrite64", "ftruncate", "fsync", "syncfs", "fchmod", "chmod", "rename", "linkat", "unlink",
-    "unlinkat", "rmdir", "flock", "utimensat", "fork", "vfork", "clone",
-)  # fmt: skip
+    "mkdir",
+    "fallocate",
+    "pwrite64",
+    "ftruncate",
+    "fsync",
+    "syncfs",
+    "fchmod",
+    "chmod",
+    "rename",
+    "linkat",
+    "unlink",
+    "unlinkat",
+    "rmdir",
+    "flock",
+    "utimensat",
+    "fork",
+    "vfork",
+    "clone",
+)
 FAILING = ("mkdir", "fallocate", "pwrite64", "fsync", "syncfs", "rename", "linkat", "utimensat", "chmod")
 pytestmark = pytest.mark.skipif(
     not shutil.which("strace") and not os.environ.get("PIT_REQUIRE_SLURM"), reason="strace is not installed"
@@ -56,8 +72,11 @@ def traced(options: list, source: Path, root: Path) -> subprocess.CompletedProce
     program = [sys.executable, "-c", "from pitools.cli import stage; stage()"]
     return subprocess.run(
         ["strace", "-f", "-qq", *map(str, options), *program, "run", source, "--to", root, "--readers", "2"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def moments(calls: dict[str, int], of: tuple[str, ...], every: int) -> list[tuple[str, int]]:

@@ -24,7 +24,7 @@ from pitools.store.digest import RANGE
 
 def interrupted(
     folder: Path, root: Path, *, bytes_per_s: float, until: Callable[[str], bool], user: int = 0, readers: int = 1
-) -> None:  # fmt: skip
+) -> None:
     """Stage in a process that is killed as soon as its journal is as wanted; one reader keeps to the plan's order."""
     dataset, journal = load(folder), journal_path(root, folder.name)
     pid = os.fork()

@@ -22,9 +22,15 @@ from pitools.stage.sources.open import load
 NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.
 PATIENCE = {
-    "answer_s": 1.0, "hold_s": 0.2, "stall_s": 1.0, "appear_s": 3.0, "patience_s": 2.0, "shun_s": 30.0,
-    "linger_s": 20.0, "floor": 1 << 10,
-}  # fmt: skip
+    "answer_s": 1.0,
+    "hold_s": 0.2,
+    "stall_s": 1.0,
+    "appear_s": 3.0,
+    "patience_s": 2.0,
+    "shun_s": 30.0,
+    "linger_s": 20.0,
+    "floor": 1 << 10,
+}
 # The product's own, which a busy machine does not exhaust: for tests in which no node fails.
 UNHURRIED: dict[str, float] = {}
 
@@ -85,20 +91,30 @@ class Nodes:
 
     def start(
         self, *names: str, env: dict[str, str] | None = None, through: tuple[str, ...] = (), **settings: object
-    ) -> None:  # fmt: skip
+    ) -> None:
         """through: the words of a program that runs the node's."""
         for name in names:
             values = {
-                "data": str(self.data), "root": str(self.root(name)), "origin": self.origin.server_address[1],
-                "workers": 1, "threads": 3, "block": 1 << 18, "lies": False, "patience": self.patience, **settings,
-            }  # fmt: skip
+                "data": str(self.data),
+                "root": str(self.root(name)),
+                "origin": self.origin.server_address[1],
+                "workers": 1,
+                "threads": 3,
+                "block": 1 << 18,
+                "lies": False,
+                "patience": self.patience,
+                **settings,
+            }
             file = self.tmp_path / f"{name}.json"
             file.write_text(json.dumps(values))
             self.processes[name] = subprocess.Popen(
                 [*through, sys.executable, str(NODE), str(file)],
                 env={**self.env, **(env or {}), "PIT_FANOUT_NODE": name},
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
 
     def kill(self, name: str) -> None:
         """Kill a node's parent; its children die with it."""

@@ -42,9 +42,13 @@ class Commands:
         for name in names:
             argv = [*self.program, "run", str(source), "--to", str(self.root(name)), "--fanout", "--format", "jsonl"]
             self.processes[name] = subprocess.Popen(
-                [*argv, *options], env={**env, "PIT_FANOUT_NODE": name, "SLURMD_NODENAME": name}, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
+                [*argv, *options],
+                env={**env, "PIT_FANOUT_NODE": name, "SLURMD_NODENAME": name},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
 
     def finish(self, *names: str) -> dict[str, dict]:
         """The record of each, once all have ended well; what they said on stderr is kept."""

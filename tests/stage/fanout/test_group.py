@@ -11,9 +11,14 @@ from pitools.stage.fanout.group import Group, find
 
 NONCE = "00112233445566778899aabbccddeeff"
 STEP = {
-    "SLURM_JOB_ID": "71", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[01-03]", "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_NUM_TASKS": "3", "SLURMD_NODENAME": "n02", "PIT_NONCE": NONCE,
-}  # fmt: skip
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "n[01-03]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURMD_NODENAME": "n02",
+    "PIT_NONCE": NONCE,
+}
 PAIRS = {"PIT_FANOUT_NODES": "a=127.0.0.1, b=127.0.0.1", "PIT_FANOUT_NODE": "b", "PIT_FANOUT_JOB": "x"}
 
 

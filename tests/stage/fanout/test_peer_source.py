@@ -22,7 +22,7 @@ SIZE = 600_000
 # Far more than a slow machine needs: where it is to end, the test lets the time pass.
 PATIENCE = Patience(
     answer_s=20.0, hold_s=20.0, stall_s=20.0, appear_s=20.0, patience_s=20.0, shun_s=600.0, floor=100_000
-)  # fmt: skip
+)
 
 
 class Clock:

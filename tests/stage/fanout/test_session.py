@@ -76,9 +76,7 @@ def test_a_node_alone_waits_for_nobody(group: GroupOf, tmp_path: Path, clock: Cl
         assert bool(clock.passed_s) == (count > 1)
 
 
-def test_who_comes_a_moment_later_sees_it(
-    group: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_who_comes_a_moment_later_sees_it(group: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that fails at once is seen also by one that begins to listen a little later."""
     monkeypatch.setattr(session, "_EARLY_S", 60.0)
     child = os.fork()

@@ -45,10 +45,16 @@ class Node:
 
     def call(self, context: str = "prolog", **more: str) -> subprocess.CompletedProcess[str]:
         env = {
-            "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd", "SLURM_JOB_ID": "77", "SLURM_JOB_USER": "ada",
-            "SLURM_JOB_UID": str(JOB.uid), "SLURM_JOB_GID": str(JOB.gid), "SLURMD_NODENAME": "n01",
-            "SLURM_CLUSTER_NAME": "alpha", "PIT_PYTHON": sys.executable, "PIT_PROLOG_CONFIG": str(self.config),
-        }  # fmt: skip
+            "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_USER": "ada",
+            "SLURM_JOB_UID": str(JOB.uid),
+            "SLURM_JOB_GID": str(JOB.gid),
+            "SLURMD_NODENAME": "n01",
+            "SLURM_CLUSTER_NAME": "alpha",
+            "PIT_PYTHON": sys.executable,
+            "PIT_PROLOG_CONFIG": str(self.config),
+        }
         env = {name: value for name, value in {**env, **more}.items() if value}
         return subprocess.run(
             [str(self.script)], env=env, cwd="/", capture_output=True, text=True, timeout=30, check=False
@@ -249,10 +255,18 @@ def test_a_full_disk_is_no_finding(node: Node, mount: Callable[..., None]):
 
 @pytest.mark.parametrize(
     ("number", "finding"),
-    [(errno.EIO, "broken"), (errno.EUCLEAN, "broken"), (errno.ENODEV, "broken"), (errno.EROFS, "broken"),
-     (errno.ENOENT, "not there"), (errno.ENOTDIR, "not there"), (errno.EACCES, ""), (errno.ENOSPC, ""),
-     (errno.ENOMEM, "")],
-)  # fmt: skip
+    [
+        (errno.EIO, "broken"),
+        (errno.EUCLEAN, "broken"),
+        (errno.ENODEV, "broken"),
+        (errno.EROFS, "broken"),
+        (errno.ENOENT, "not there"),
+        (errno.ENOTDIR, "not there"),
+        (errno.EACCES, ""),
+        (errno.ENOSPC, ""),
+        (errno.ENOMEM, ""),
+    ],
+)
 def test_only_what_a_broken_disk_answers_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, finding: str
 ):
@@ -272,10 +286,14 @@ BAD_PYTHON = "#!/bin/sh\n"
 
 @pytest.mark.parametrize(
     ("python", "said"),
-    [("exit 1", "failed (1)"), ("echo Traceback; exit 3", "Traceback"), ("kill -SEGV $$", "failed (139)"),
-     ("exec /nowhere/at/all", "failed (127)")],
+    [
+        ("exit 1", "failed (1)"),
+        ("echo Traceback; exit 3", "Traceback"),
+        ("kill -SEGV $$", "failed (139)"),
+        ("exec /nowhere/at/all", "failed (127)"),
+    ],
     ids=["fails", "talks", "crashes", "vanishes"],
-)  # fmt: skip
+)
 def test_a_broken_installation_drains_no_node(node: Node, python: str, said: str):
     """Whatever the interpreter does but find something wrong, the job starts, and why there is no lease is said."""
     bad = node.state.parent / "python"

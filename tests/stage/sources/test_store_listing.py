@@ -271,9 +271,15 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("pick.zarr", "pick"), ("my data (1).zarr", "my-data-1-"), (".hidden", "hidden"), (".zarr", "store"),
-     ("é", "store"), ("a" * 200, "a" * 100)],
-)  # fmt: skip
+    [
+        ("pick.zarr", "pick"),
+        ("my data (1).zarr", "my-data-1-"),
+        (".hidden", "hidden"),
+        (".zarr", "store"),
+        ("é", "store"),
+        ("a" * 200, "a" * 100),
+    ],
+)
 def test_names(folder: str, name: str) -> None:
     """A dataset is called as its folder is, in letters that a dataset's name may have."""
     assert survey_listing(folder, [("zarr.json", 1, "")], "x").name == name

@@ -60,9 +60,12 @@ class Bucket:
 
 @pytest.fixture
 def bucket(
-    tmp_path: Path, build: MakeDataset, server: Server, pit_stage: Callable[..., tuple],
+    tmp_path: Path,
+    build: MakeDataset,
+    server: Server,
+    pit_stage: Callable[..., tuple],
     monkeypatch: pytest.MonkeyPatch,
-) -> Bucket:  # fmt: skip
+) -> Bucket:
     """Nothing uploaded, nothing staged; the user's environment names the server."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
         monkeypatch.delenv(name)

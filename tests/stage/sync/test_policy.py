@@ -25,8 +25,17 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def rule(source: Path, **more: object) -> Rule:
-    fields = {"name": "r", "source": source, "pattern": "*", "newest": 1, "cap_bytes": None, "root": Path("/nvme"),
-              "limits": Limits(), "shared": False, "applies": True}  # fmt: skip
+    fields = {
+        "name": "r",
+        "source": source,
+        "pattern": "*",
+        "newest": 1,
+        "cap_bytes": None,
+        "root": Path("/nvme"),
+        "limits": Limits(),
+        "shared": False,
+        "applies": True,
+    }
     return Rule(**{**fields, **more})
 
 
@@ -51,9 +60,16 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     )
     first, second = found.rules
     assert first == Rule(
-        name="pick*", source=Path("/d"), pattern="pick*", newest=3, cap_bytes=1 << 30, shared=True, applies=True,
-        root=Path(f"/nvme/n03/{getpass.getuser()}"), limits=Limits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
-    )  # fmt: skip
+        name="pick*",
+        source=Path("/d"),
+        pattern="pick*",
+        newest=3,
+        cap_bytes=1 << 30,
+        shared=True,
+        applies=True,
+        root=Path(f"/nvme/n03/{getpass.getuser()}"),
+        limits=Limits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
+    )
     assert (second.name, second.newest, second.cap_bytes, second.limits, second.applies) == (
         "b",
         1,
@@ -150,8 +166,9 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     assert [each.name for each in newest(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
 
 
-@pytest.mark.parametrize(("where", "said"), [("gone", "no such folder"), ("empty", "no dataset matches"),
-                                             ("file", "no such folder")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "said"), [("gone", "no such folder"), ("empty", "no dataset matches"), ("file", "no such folder")]
+)
 def test_an_empty_source_is_not_believed(tmp_path: Path, where: str, said: str):
     """What is not mounted looks like an empty folder: keeping nothing is never what a rule means."""
     (tmp_path / "empty").mkdir()

@@ -607,9 +607,15 @@ def test_the_crontabs_command_runs(site: Site, repo: Path, tmp_path: Path):
     said = []
     for _ in range(2):
         done = subprocess.run(
-            [variables["SHELL"], "-c", command], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            start_new_session=True, timeout=60, check=False,
-        )  # fmt: skip
+            [variables["SHELL"], "-c", command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         said.append(done.stdout)
     assert "1 staged" in said[0]

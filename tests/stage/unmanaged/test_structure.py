@@ -42,9 +42,14 @@ def build(folder: Path) -> Path:
     for name, settings in made.items():
         group.create_array(name, shape=values.shape, dtype=values.dtype, **settings)[...] = values
     old = zarr.create_array(
-        folder, name="old", shape=values.shape, dtype=values.dtype, chunks=(4, 6), zarr_format=2,
+        folder,
+        name="old",
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=(4, 6),
+        zarr_format=2,
         compressors=numcodecs.LZ4(),
-    )  # fmt: skip
+    )
     old[...] = values
     zarr.create_array(folder, name="scalar", data=np.array(7.0))
     return folder

@@ -52,13 +52,21 @@ def reader_of(folder: Path, *, check: Check = "first") -> ArrayReader:
 
 def write(
     folder: Path, data: NDArray[Any], *, chunk: int, shard: int = 0, codec: str = "raw, crc", **more: Any
-) -> Path:  # fmt: skip
+) -> Path:
     """An array `x` of chunks, perhaps in shards, as zarr-python writes it; every chunk of it."""
     row = data.shape[1:]
     array = zarr.create_array(
-        folder / "x", shape=data.shape, dtype=data.dtype, chunks=(chunk, *row), shards=(shard, *row) if shard else None,
-        compressors=CODECS[codec] or None, filters=None, fill_value=0, config={"write_empty_chunks": True}, **more,
-    )  # fmt: skip
+        folder / "x",
+        shape=data.shape,
+        dtype=data.dtype,
+        chunks=(chunk, *row),
+        shards=(shard, *row) if shard else None,
+        compressors=CODECS[codec] or None,
+        filters=None,
+        fill_value=0,
+        config={"write_empty_chunks": True},
+        **more,
+    )
     array[:] = data
     return folder
 
@@ -255,10 +263,16 @@ def test_a_part_of_a_chunk_of_many_blocks(tmp_path: Path, codec: str, levels: in
     random = np.random.default_rng(0)
     content = random.integers(0, levels, (20, 31_250)).astype("u2")
     array = zarr.create_array(
-        tmp_path / "x", shape=content.shape, dtype="u2", chunks=(8, 31_250), filters=None, fill_value=0,
-        shards=(16, 31_250), compressors=BLOCKS[codec],
+        tmp_path / "x",
+        shape=content.shape,
+        dtype="u2",
+        chunks=(8, 31_250),
+        filters=None,
+        fill_value=0,
+        shards=(16, 31_250),
+        compressors=BLOCKS[codec],
         config={"write_empty_chunks": True},
-    )  # fmt: skip
+    )
     array[:] = content
     for check in ("first", "always", "never"):
         reader = reader_of(tmp_path, check=check)

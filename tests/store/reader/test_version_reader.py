@@ -31,7 +31,7 @@ RUNS = ((10, 30), (50, 60))
 
 def build(
     folder: Path, *, runs: tuple[tuple[int, int], ...] | None = None, offsets: Sequence[int] = (0, 15, 30, STEPS)
-) -> tuple[Path, dict[str, Any]]:  # fmt: skip
+) -> tuple[Path, dict[str, Any]]:
     """A version, or the part of one that has these runs of steps, whole shards; and the whole arrays."""
     random = np.random.default_rng(0)
     content = {
@@ -43,9 +43,13 @@ def build(
     for name, data in content.items():
         codecs = [GzipCodec() if name == "gzip" else Crc32cCodec()]
         group.create_array(
-            name, shape=data.shape, dtype=data.dtype, chunks=(SHARD, *data.shape[1:]), compressors=codecs,
+            name,
+            shape=data.shape,
+            dtype=data.dtype,
+            chunks=(SHARD, *data.shape[1:]),
+            compressors=codecs,
             fill_value=0,
-        )[:] = data  # fmt: skip
+        )[:] = data
     if runs is not None:
         for number in range(STEPS // SHARD):
             if not any(start <= number * SHARD < stop for start, stop in runs):
@@ -56,10 +60,13 @@ def build(
         size, text = digest.of_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
     known = Manifest(
-        name="pick", episodes=3, steps=STEPS, files=tuple(files),
+        name="pick",
+        episodes=3,
+        steps=STEPS,
+        files=tuple(files),
         arrays={name: ArraySchema(shape=data.shape, dtype=data.dtype.name) for name, data in content.items()},
         **({} if runs is None else {"subset": Subset(parent="", arrays=tuple(content), steps=runs)}),
-    )  # fmt: skip
+    )
     (folder / manifest.FILE_NAME).write_bytes(manifest.encode(known))
     return folder, content
 

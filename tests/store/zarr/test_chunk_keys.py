@@ -38,8 +38,16 @@ def files(folder: Path) -> set[str]:
 
 def plain(**changes: Any) -> Array:
     """A v3 array of one axis, 10 items in chunks of 1."""
-    fields = {"path": "a", "format": 3, "shape": (10,), "chunk": (1,), "dtype": "uint8", "v2_keys": False,
-              "separator": "/", "codecs": Codecs(names=("bytes",), raw_bytes=1)}  # fmt: skip
+    fields = {
+        "path": "a",
+        "format": 3,
+        "shape": (10,),
+        "chunk": (1,),
+        "dtype": "uint8",
+        "v2_keys": False,
+        "separator": "/",
+        "codecs": Codecs(names=("bytes",), raw_bytes=1),
+    }
     return Array(**(fields | changes))
 
 
@@ -80,9 +88,25 @@ def test_rows_of_several_runs(chunk: int, lengths: list[tuple[int, int]]) -> Non
 
 @pytest.mark.parametrize(
     "path",
-    ["a/c/10", "a/c/01", "a/c/+1", "a/c/-1", "a/c/1/0", "a/c/", "a/c", "a/1", "b/c/1", "a/c/1 ", "a/c/1\n",
-     "a/c/\u0661", "a/c/1.partial", "a/c/99999999999999999999", "a/zarr.json", "xa/c/1"],
-)  # fmt: skip
+    [
+        "a/c/10",
+        "a/c/01",
+        "a/c/+1",
+        "a/c/-1",
+        "a/c/1/0",
+        "a/c/",
+        "a/c",
+        "a/1",
+        "b/c/1",
+        "a/c/1 ",
+        "a/c/1\n",
+        "a/c/\u0661",
+        "a/c/1.partial",
+        "a/c/99999999999999999999",
+        "a/zarr.json",
+        "xa/c/1",
+    ],
+)
 def test_what_is_no_key(path: str) -> None:
     """A name that no reader would look for belongs to no chunk."""
     assert chunk_keys.finder(plain())("a/c/1") == (1,)

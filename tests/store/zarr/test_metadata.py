@@ -55,8 +55,10 @@ def test_codecs(tmp_path: Path, write_array) -> None:
     from zarr.codecs import BloscCodec, Crc32cCodec
 
     array, _ = write_array(
-        tmp_path, shards={"shape": (16, 3), "index_location": "start"}, compressors=[BloscCodec(), Crc32cCodec()],
-    )  # fmt: skip
+        tmp_path,
+        shards={"shape": (16, 3), "index_location": "start"},
+        compressors=[BloscCodec(), Crc32cCodec()],
+    )
     assert array.codecs.names == ("sharding_indexed",)
     sharding = array.codecs.sharding
     assert sharding is not None
@@ -73,10 +75,15 @@ def test_v3_holds_where_a_node_has_both(tmp_path: Path, write_array) -> None:
 
 
 V3_ARRAY = {
-    "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0,
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [4],
+    "data_type": "uint8",
+    "fill_value": 0,
     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
-    "chunk_key_encoding": {"name": "default"}, "codecs": ["bytes"],
-}  # fmt: skip
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": ["bytes"],
+}
 V2_ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "compressor": None, "filters": None}
 
 

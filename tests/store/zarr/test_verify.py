@@ -42,12 +42,18 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "sharded blosc": SHARDED | {"compressors": [BloscCodec(), Crc32cCodec()]},
         "sharded along two axes": {"shape": (9, 7, 2), "chunks": (2, 3, 2), "shards": (6, 6, 2), "compressors": CRC},
         "shards in shards": {
-            "codecs": [ShardingCodec(chunk_shape=(8, 3), codecs=[
-                ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), *CRC], index_location="start")])]
+            "codecs": [
+                ShardingCodec(
+                    chunk_shape=(8, 3),
+                    codecs=[ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), *CRC], index_location="start")],
+                )
+            ]
         },
         "transposed shards": {
             "codecs": [TransposeCodec(order=(1, 0)), ShardingCodec(chunk_shape=(4, 8), codecs=[BytesCodec(), *CRC])],
-            "shape": (10, 20), "chunks": (8, 8), "dtype": "int8",
+            "shape": (10, 20),
+            "chunks": (8, 8),
+            "dtype": "int8",
         },
         "a shard within a checksum": {"codecs": [ShardingCodec(chunk_shape=(8, 3), codecs=[BytesCodec()]), *CRC]},
         "big-endian index": {
@@ -81,7 +87,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "v2 lz4": V2 | {"compressors": numcodecs.LZ4()},
         "v2 checksum first": V2 | {"filters": [numcodecs.CRC32C(location="start")]},
     },
-}  # fmt: skip
+}
 ALL = [(proof, name) for proof, layouts in LAYOUTS.items() for name in layouts]
 SEEN = [(proof, name) for proof, name in ALL if proof != "nothing"]
 
@@ -288,8 +294,13 @@ def test_hostile_counts(tmp_path: Path, write_array: Write) -> None:
 def test_flaws_are_not_listed_without_end(tmp_path: Path, write_array: Write) -> None:
     """A shard whose every chunk is wrong has a few flaws named, not thousands."""
     array, _ = write_array(
-        tmp_path, shape=(1024, 3), chunks=(1, 3), shards=(1024, 3), compressors=CRC, values=np.ones((1024, 3), "u1"),
-    )  # fmt: skip
+        tmp_path,
+        shape=(1024, 3),
+        chunks=(1, 3),
+        shards=(1024, 3),
+        compressors=CRC,
+        values=np.ones((1024, 3), "u1"),
+    )
     path = tmp_path / next(chunk_keys.keys(array))
     data = path.read_bytes()
     path.write_bytes(b"\1" * 7168 + data[7168:])
@@ -301,8 +312,12 @@ def test_memory_is_bounded(tmp_path: Path, write_array: Write) -> None:
     values = np.zeros((32, 1 << 20), "uint8")
     values[:] = np.arange(32, dtype="uint8")[:, None] + 1
     array, _ = write_array(
-        tmp_path, values=values, chunks=(1, 1 << 20), shards=(32, 1 << 20), compressors=CRC,
-    )  # fmt: skip
+        tmp_path,
+        values=values,
+        chunks=(1, 1 << 20),
+        shards=(32, 1 << 20),
+        compressors=CRC,
+    )
     path = tmp_path / next(chunk_keys.keys(array))
     tracemalloc.start()
     try:

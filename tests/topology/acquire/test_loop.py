@@ -87,8 +87,16 @@ def test_a_job_that_cannot_start_where_it_seems_to(bench: Bench, monkeypatch: py
     """Nodes that look free and that Slurm does not give are not tried twice, and nothing is waited for in vain."""
     monkeypatch.setattr(loop, "_STUCK_S", 1.0)
     name = f"pit-test-{time.time_ns()}"
-    bench.scontrol("create", "reservation", f"reservationname={name}", "starttime=now+60", "duration=1",
-                   "nodes=alpha08", "users=root", "flags=FLEX")  # fmt: skip
+    bench.scontrol(
+        "create",
+        "reservation",
+        f"reservationname={name}",
+        "starttime=now+60",
+        "duration=1",
+        "nodes=alpha08",
+        "users=root",
+        "flags=FLEX",
+    )
     try:
         job = bench.submit("--exclude=alpha[01-06]")  # 2 minutes: what is left is idle, but not for so long
         got = bench.get(job, timeout_s=4)
@@ -164,8 +172,7 @@ def test_a_silent_slurm_is_waited_through(bench: Bench) -> None:
             raise Unreachable("no answer", where=argv[0])
         return subprocesses.run(argv, **options)
 
-    got = loop.acquire(Client(bench.slurm.reach, run=at_times), bench.submit("--hold"), bench.fabric,
-                          Wish(timeout_s=3))  # fmt: skip
+    got = loop.acquire(Client(bench.slurm.reach, run=at_times), bench.submit("--hold"), bench.fabric, Wish(timeout_s=3))
     assert (got.state, got.tries, got.is_lifted) == ("PENDING", 1, True)
 
 

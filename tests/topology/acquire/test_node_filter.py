@@ -63,10 +63,16 @@ def test_what_fits(asked: dict[str, Any], names: str) -> None:
 def test_what_is_free() -> None:
     """Idle and nobody else's; nodes planned for another job only where there are not enough others."""
     nodes = [
-        node("n1"), node("n2", flags=("drain",)), node("n3", flags=("planned",)), node("n4", state="mixed"),
-        node("n5", flags=("not_responding",)), node("n6", flags=("reserved",)), node("n7", flags=("completing",)),
-        node("n8", state="down"), node("n9", flags=("powered_down",)),
-    ]  # fmt: skip
+        node("n1"),
+        node("n2", flags=("drain",)),
+        node("n3", flags=("planned",)),
+        node("n4", state="mixed"),
+        node("n5", flags=("not_responding",)),
+        node("n6", flags=("reserved",)),
+        node("n7", flags=("completing",)),
+        node("n8", state="down"),
+        node("n9", flags=("powered_down",)),
+    ]
     assert node_filter.free(nodes, 2) == ["n1", "n9"]
     assert node_filter.free(nodes, 3) == ["n1", "n3", "n9"]
 
@@ -102,8 +108,12 @@ def test_block_topology_of_a_recorded_slurm(repo: Path) -> None:
     limits = node_filter.constrain(choice, fabric, nodes, waiting(nodes=4), "exclude")
     assert limits.allowed == frozenset(hostlist.expand("h[05-08]"))
     assert argv.update("7", exclude=limits.exclude, start_now=True) == [
-        "scontrol", "update", "jobid=7", "excnodelist=a[01-04],h[01-04]", "starttime=now",
-    ]  # fmt: skip
+        "scontrol",
+        "update",
+        "jobid=7",
+        "excnodelist=a[01-04],h[01-04]",
+        "starttime=now",
+    ]
     check(fabric, Wish())
     with pytest.raises(ClusterError, match="does not keep to a list") as caught:
         check(fabric, Wish(by="nodelist"))
@@ -119,8 +129,13 @@ def test_a_flat_fabric_is_no_choice() -> None:
 def test_requests_that_change_a_job() -> None:
     """An empty value clears, None leaves alone, and nothing but host lists and names gets onto the command line."""
     assert argv.update("7", exclude="", nodelist="n[1-2]", reservation="") == [
-        "scontrol", "update", "jobid=7", "excnodelist=", "reqnodelist=n[1-2]", "reservationname=",
-    ]  # fmt: skip
+        "scontrol",
+        "update",
+        "jobid=7",
+        "excnodelist=",
+        "reqnodelist=n[1-2]",
+        "reservationname=",
+    ]
     for bad in ({"exclude": "n1 priority=0"}, {"nodelist": "--all"}, {"reservation": "a,b"}):
         with pytest.raises(UsageError):
             argv.update("7", **bad)
@@ -128,9 +143,13 @@ def test_requests_that_change_a_job() -> None:
         argv.update("7", exclude=",".join(f"n{number}x" for number in range(20000)))
     words = argv.reserve("pit-7-ab", "n[1-2]", "ann", 7)
     assert words[3:] == [
-        "reservationname=pit-7-ab", "starttime=now", "duration=7", "nodes=n[1-2]", "users=ann",
+        "reservationname=pit-7-ab",
+        "starttime=now",
+        "duration=7",
+        "nodes=n[1-2]",
+        "users=ann",
         "flags=FLEX,NO_HOLD_JOBS_AFTER,PURGE_COMP=00:01:00",
-    ]  # fmt: skip
+    ]
     with pytest.raises(UsageError):
         argv.unreserve("x flags=MAINT")
 
@@ -150,12 +169,23 @@ def test_what_a_job_asked_for_is_read(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        ("--begin=now+1hour", "begin"), ("-b now", "begin"), ("--array=0-3", "array"), ("-a 1", "array"),
-        ("-w n1", "nodelist"), ("--nodel=n1", "nodelist"), ("--reservation=x", "reservation"), ("-F hosts", "nodefile"),
-        ("-M beta", "clusters"), ("--cluster=a,b", "clusters"), ("--wait", "wait"), ("-W", "wait"),
-        ("-J x -HW", "wait"), ("hetjob", "hetjob"), ("packjob", "hetjob"),
+        ("--begin=now+1hour", "begin"),
+        ("-b now", "begin"),
+        ("--array=0-3", "array"),
+        ("-a 1", "array"),
+        ("-w n1", "nodelist"),
+        ("--nodel=n1", "nodelist"),
+        ("--reservation=x", "reservation"),
+        ("-F hosts", "nodefile"),
+        ("-M beta", "clusters"),
+        ("--cluster=a,b", "clusters"),
+        ("--wait", "wait"),
+        ("-W", "wait"),
+        ("-J x -HW", "wait"),
+        ("hetjob", "hetjob"),
+        ("packjob", "hetjob"),
     ],
-)  # fmt: skip
+)
 def test_scripts_that_settle_it_themselves(line: str, option: str) -> None:
     """A script that says when or where it runs is refused before it is submitted."""
     with pytest.raises(UsageError, match=option) as caught:

@@ -77,8 +77,12 @@ def referee(slurm_installed: None, tmp_path: Path) -> Iterator[Client]:
     conf = tmp_path / "slurm.conf"
     last = 8 * sum(PODS.values()) - 1
     conf.write_text(CONF.format(port=port, user=getpass.getuser(), folder=tmp_path, last=last))
-    daemon = subprocess.Popen([str(program), "-D", "-f", str(conf)], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, env={**os.environ, "SLURM_CONF": str(conf)})  # fmt: skip
+    daemon = subprocess.Popen(
+        [str(program), "-D", "-f", str(conf)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "SLURM_CONF": str(conf)},
+    )
     slurm = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=20))
     try:
         deadline = time.monotonic() + 20

@@ -29,8 +29,18 @@ def conf(tmp_path: Path) -> Path:
 
 def test_says_what_it_costs_and_what_the_next_would(pit: Pit, conf: Path) -> None:
     """One record: the nodes in rank order, the cost, and that of the best other choice."""
-    done = pit("topology", "choose", "--nodes", "5", "--spares", "1", "--from", str(conf), "--from-nodes",
-               "n[01-04],n[06-07],n[09-11],n[13-15]")  # fmt: skip
+    done = pit(
+        "topology",
+        "choose",
+        "--nodes",
+        "5",
+        "--spares",
+        "1",
+        "--from",
+        str(conf),
+        "--from-nodes",
+        "n[01-04],n[06-07],n[09-11],n[13-15]",
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["nodes"] == ["n01", "n02", "n03", "n04", "n06"]

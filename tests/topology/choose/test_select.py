@@ -244,8 +244,9 @@ def test_segments_of_blocks_by_brute_force(objective: Objective, sizes: tuple[in
         blocks = [names[start : start + size] for start in range(0, 12, size)]
         fabric = Fabric(
             leaves=tuple(Leaf(path=(f"b{i}",), nodes=tuple(block)) for i, block in enumerate(blocks)),
-            kind="block", block_sizes=sizes,
-        )  # fmt: skip
+            kind="block",
+            block_sizes=sizes,
+        )
         paths = {
             node: ("all", *(f"{size}.{i * sizes[0] // size}" for size in reversed(sizes[1:])), f"b{i}")
             for i, block in enumerate(blocks)
@@ -300,6 +301,13 @@ def test_a_choice_is_a_record() -> None:
     """Its numbers are those of its nodes."""
     choice = choose(even(2, 2, 2), [f"n{number}" for number in range(8)], 3)
     assert choice == Choice(
-        nodes=("n0", "n1", "n2"), objective="level", cost=102.0, height=1, pods=1, leaves=2, crossings=4,
-        per_leaf={"p0l0": 2, "p0l1": 1}, free=8,
-    )  # fmt: skip
+        nodes=("n0", "n1", "n2"),
+        objective="level",
+        cost=102.0,
+        height=1,
+        pods=1,
+        leaves=2,
+        crossings=4,
+        per_leaf={"p0l0": 2, "p0l1": 1},
+        free=8,
+    )

@@ -48,8 +48,10 @@ def test_names_that_repeat_are_joined_with_those_above() -> None:
     """S1 of every pod, and a pod called like a core, become names for one switch only."""
     text = "host,core,pod,leaf\nn1,A,A,S1\nn2,A,B,S1\nn3,C,D,S2\n"
     assert list(shape(table.read(text, "t"))) == [
-        ("A", "A/A", "A/A/S1"), ("A", "A/B", "A/B/S1"), ("C", "C/D", "C/D/S2"),
-    ]  # fmt: skip
+        ("A", "A/A", "A/A/S1"),
+        ("A", "A/B", "A/B/S1"),
+        ("C", "C/D", "C/D/S2"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,14 @@ def test_nvlink_domains_are_blocks(tmp_path: Path) -> None:
 class FabricInfo(ctypes.Structure):
     """As NVML declares nvmlGpuFabricInfo_v2_t."""
 
-    _fields_ = [("version", ctypes.c_uint), ("clusterUuid", ctypes.c_uint8 * 16), ("status", ctypes.c_uint),
-                ("cliqueId", ctypes.c_uint32), ("state", ctypes.c_uint), ("healthMask", ctypes.c_uint32)]  # fmt: skip
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("clusterUuid", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("cliqueId", ctypes.c_uint32),
+        ("state", ctypes.c_uint),
+        ("healthMask", ctypes.c_uint32),
+    ]
 
 
 def fake_nvml(gpus: list[tuple[bytes, int, int]]) -> SimpleNamespace:
@@ -117,11 +125,16 @@ def fake_nvml(gpus: list[tuple[bytes, int, int]]) -> SimpleNamespace:
         answer.clusterUuid[:] = list(uuid)
 
     return SimpleNamespace(
-        NVMLError=NVMLError, NVMLError_NotSupported=NotSupported, NVMLError_FunctionNotFound=NotSupported,
-        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(gpus),
-        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetGpuFabricInfoV=info,
+        NVMLError=NVMLError,
+        NVMLError_NotSupported=NotSupported,
+        NVMLError_FunctionNotFound=NotSupported,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetGpuFabricInfoV=info,
         c_nvmlGpuFabricInfoV_t=FabricInfo,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,11 @@ def test_show_in_a_pipe_and_as_slurms_files(pit: Pit, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["schema"], r["path"], r["nodes"], r["unknown"]) for r in records][2] == (
-        "pit.leaf/1", ["p2", "c"], ["n3", "n4"], 2,
-    )  # fmt: skip
+        "pit.leaf/1",
+        ["p2", "c"],
+        ["n3", "n4"],
+        2,
+    )
     for form, name in (("conf", "topology.conf"), ("yaml", "topology.yaml")):
         written = pit("topology", "show", "--from", "hosts.csv", "--as", form)
         (tmp_path / name).write_text(written.stdout)

@@ -10,5 +10,15 @@ from pitools.launch.tickets.remote.states import cancel, fetch, forget, state, t
 from pitools.launch.tickets.remote.submission import Sent, submit
 
 __all__ = [
-    "Sent", "cancel", "fetch", "forget", "is_far", "missing", "run_dir", "send", "state", "submit", "take_back",
-]  # fmt: skip
+    "Sent",
+    "cancel",
+    "fetch",
+    "forget",
+    "is_far",
+    "missing",
+    "run_dir",
+    "send",
+    "state",
+    "submit",
+    "take_back",
+]

@@ -91,5 +91,6 @@ def _absolute(site: Site, key: str, text: str) -> None:
     if "{" in text.replace("{user}", "") or not text.startswith("/"):
         raise ConfigError(
             f'"{text}" is no path there (expected one in full; {{user}} is filled in)',
-            where=f"paths.{key} of site {site.name}", hint=f'{key} = "/shared/{{user}}/{key}" in its [paths]',
-        )  # fmt: skip
+            where=f"paths.{key} of site {site.name}",
+            hint=f'{key} = "/shared/{{user}}/{key}" in its [paths]',
+        )

@@ -140,9 +140,7 @@ def moved_to(plan: Plan, site: Site, at: str) -> Plan:
     if site.name != plan.site:
         raise ConfigError(f'the plan is for site "{plan.site}"', where=f"site {site.name}", hint="plan it again")
     placed = tuple(msgspec.structs.replace(one, source=datasets.place(site, one)) for one in plan.data)
-    request = msgspec.structs.replace(
-        plan.request, workdir=f"{at}/code", data={one.name: one.source for one in placed}
-    )  # fmt: skip
+    request = msgspec.structs.replace(plan.request, workdir=f"{at}/code", data={one.name: one.source for one in placed})
     return msgspec.structs.replace(
         plan, request=request, data=placed, runs=paths.runs(site), python=paths.python(site), request_text=""
     )

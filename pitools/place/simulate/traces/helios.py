@@ -31,6 +31,11 @@ def row(raw: Raw) -> Row | None:
         return None
     guess = raw.get("predicted_rank_score", "")
     return Row(
-        job_id=raw["job_id"], submit_s=submit_s, gpus=gpus, run_s=run_s, owner=raw.get("user", ""),
-        group=raw.get("vc", raw.get("queue", "")), guess=number(guess, "predicted_rank_score") if guess else 0.0,
-    )  # fmt: skip
+        job_id=raw["job_id"],
+        submit_s=submit_s,
+        gpus=gpus,
+        run_s=run_s,
+        owner=raw.get("user", ""),
+        group=raw.get("vc", raw.get("queue", "")),
+        guess=number(guess, "predicted_rank_score") if guess else 0.0,
+    )

@@ -56,6 +56,10 @@ def row(raw: Any) -> Row | None:
     if not run_s or not gpus:
         return None
     return Row(
-        job_id=job_id, submit_s=submit_s, gpus=gpus, run_s=run_s, owner=str(raw.get("user") or ""),
+        job_id=job_id,
+        submit_s=submit_s,
+        gpus=gpus,
+        run_s=run_s,
+        owner=str(raw.get("user") or ""),
         group=str(raw.get("vc") or ""),
-    )  # fmt: skip
+    )

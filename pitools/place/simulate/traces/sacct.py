@@ -40,10 +40,15 @@ def row(raw: dict[str, str] | None) -> Row | None:
     if not run_s or not gpus or ends in ("RUNNING", "PENDING", "REQUEUED"):
         return None
     return Row(
-        job_id=raw["JobID"], submit_s=moment(raw["Submit"], "Submit"), gpus=gpus, run_s=run_s,
-        limit_s=limit_s or 0.0, owner=plain(raw.get("User", "")) or plain(raw.get("Account", "")),
-        title=raw.get("JobName", ""), group=plain(raw.get("QOS", "")),
-    )  # fmt: skip
+        job_id=raw["JobID"],
+        submit_s=moment(raw["Submit"], "Submit"),
+        gpus=gpus,
+        run_s=run_s,
+        limit_s=limit_s or 0.0,
+        owner=plain(raw.get("User", "")) or plain(raw.get("Account", "")),
+        title=raw.get("JobName", ""),
+        group=plain(raw.get("QOS", "")),
+    )
 
 
 def _gpus(raw: dict[str, str]) -> int:

@@ -27,10 +27,15 @@ def row(raw: list[str]) -> Row | None:
     if run_s <= 0 and (raw[10] == _CANCELLED or run_s == 0):
         return None
     return Row(
-        job_id=raw[0], submit_s=number(raw[1], "submit time"), gpus=units, run_s=run_s,
-        limit_s=max(0.0, number(raw[8], "requested time")), owner=_known(raw[11]), title=_known(raw[13]),
+        job_id=raw[0],
+        submit_s=number(raw[1], "submit time"),
+        gpus=units,
+        run_s=run_s,
+        limit_s=max(0.0, number(raw[8], "requested time")),
+        owner=_known(raw[11]),
+        title=_known(raw[13]),
         group=_known(raw[14]),
-    )  # fmt: skip
+    )
 
 
 def _known(text: str) -> str:

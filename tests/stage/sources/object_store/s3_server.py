@@ -64,13 +64,33 @@ def serving(folder: Path) -> Iterator[Server]:
     (folder / "data").mkdir(parents=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [pit, may]}))
     argv = [
-        program, "-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
-        f"-master.port.grpc={grpc[0]}", f"-volume.port.grpc={grpc[1]}", f"-filer.port.grpc={grpc[2]}",
-        f"-s3.port.grpc={grpc[3]}", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}",
-        f"-s3.localSocket={folder / 's3.sock'}", f"-filer.localSocket={folder / 'filer.sock'}", "-master.peers=none",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=30", "-filer.saveToFilerLimit=65536",
-    ]  # fmt: skip
+        program,
+        "-logtostderr=true",
+        "server",
+        f"-dir={folder / 'data'}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        "-filer",
+        f"-filer.port={filer}",
+        "-s3",
+        f"-s3.port={s3}",
+        f"-master.port.grpc={grpc[0]}",
+        f"-volume.port.grpc={grpc[1]}",
+        f"-filer.port.grpc={grpc[2]}",
+        f"-s3.port.grpc={grpc[3]}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.config={folder / 's3.json'}",
+        f"-s3.localSocket={folder / 's3.sock'}",
+        f"-filer.localSocket={folder / 'filer.sock'}",
+        "-master.peers=none",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=30",
+        "-filer.saveToFilerLimit=65536",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(list(map(str, argv)), stdout=log, stderr=log, start_new_session=True)
     try:
@@ -105,9 +125,14 @@ def put(port: int, objects: Mapping[str, bytes | Path], bucket: str = BUCKET) ->
         from obstore.store import S3Store
 
         store = S3Store(
-            bucket, endpoint=f"http://127.0.0.1:{port}", region="us-east-1", access_key_id=KEY_ID,
-            secret_access_key=SECRET, client_options={"allow_http": True}, retry_config={"max_retries": 0},
-        )  # fmt: skip
+            bucket,
+            endpoint=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            access_key_id=KEY_ID,
+            secret_access_key=SECRET,
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
         for key, content in objects.items():
             ask(partial(obstore.put, store, key, content), parse(f"s3://{bucket}"))
 
@@ -143,9 +168,12 @@ class Proxy(NamedTuple):
 
 @contextmanager
 def proxied(
-    port: int, fault: Fault = lambda exchange: (exchange.head, exchange.body), *, drop: tuple[bytes, ...] = (),
+    port: int,
+    fault: Fault = lambda exchange: (exchange.head, exchange.body),
+    *,
+    drop: tuple[bytes, ...] = (),
     tls: ssl.SSLContext | None = None,
-) -> Iterator[Proxy]:  # fmt: skip
+) -> Iterator[Proxy]:
     """A proxy, in a process of its own, whose every answer passes through `fault`.
 
     drop: headers of requests that do not reach the server. tls: to be spoken with clients.
@@ -165,9 +193,13 @@ def proxied(
 
 
 def _proxy(
-    listener: socket.socket, port: int, fault: Fault, drop: tuple[bytes, ...], tls: ssl.SSLContext | None,
+    listener: socket.socket,
+    port: int,
+    fault: Fault,
+    drop: tuple[bytes, ...],
+    tls: ssl.SSLContext | None,
     asked: Synchronized[int],
-) -> None:  # fmt: skip
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         client, _ = listener.accept()
@@ -175,9 +207,13 @@ def _proxy(
 
 
 def _relay(
-    plain: socket.socket, port: int, fault: Fault, drop: tuple[bytes, ...], tls: ssl.SSLContext | None,
+    plain: socket.socket,
+    port: int,
+    fault: Fault,
+    drop: tuple[bytes, ...],
+    tls: ssl.SSLContext | None,
     asked: Synchronized[int],
-) -> None:  # fmt: skip
+) -> None:
     """One request a connection: its answer says that the connection ends."""
     with contextlib.suppress(OSError, ValueError), plain:
         client = tls.wrap_socket(plain, server_side=True) if tls else plain

@@ -100,7 +100,7 @@ def test_plan_into_run(uploaded: Path, root: Path, quiet: Run, monkeypatch: pyte
 )
 def test_a_part_of_a_version_is_staged(
     episodes: Path, root: Path, quiet: Run, choice: tuple[str, str], arrays: set[str], steps: tuple[int, int]
-):  # fmt: skip
+):
     """Only the shards that it needs are read, and what was chosen reads as in the whole."""
     url = f"s3://{BUCKET}/episodes/x/{episodes.name}"
     planned = one(quiet("plan", url, "--to", root, *choice)[1])
@@ -158,9 +158,15 @@ def test_a_damaged_copy_is_repaired_from_the_store(uploaded: Path, root: Path, q
     ids=["no dataset", "no bucket", "secret in URL", "https", "wrong keys", "no profile", "secret in endpoint", "down"],
 )
 def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
-    uploaded: Path, root: Path, quiet: Run, monkeypatch: pytest.MonkeyPatch, url: str, change: dict[str, str],
-    code: int, word: str,
-):  # fmt: skip
+    uploaded: Path,
+    root: Path,
+    quiet: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    change: dict[str, str],
+    code: int,
+    word: str,
+):
     """Of `run` and `plan` alike; nothing is left at the root, and no secret is repeated."""
     for name, text in change.items():
         monkeypatch.setenv(name, text) if text else monkeypatch.delenv(name)

@@ -24,17 +24,16 @@ def without_keys(monkeypatch: pytest.MonkeyPatch, home: Path, **files: str) -> N
 
 
 @pytest.mark.parametrize("profile", ["default", "team%lab"])
-def test_keys_of_a_profile_are_used(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str
-):  # fmt: skip
+def test_keys_of_a_profile_are_used(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str):
     """Keys from ~/.aws/credentials; region and endpoint from ~/.aws/config; a stranger's profile beside them."""
     section = profile if profile == "default" else f"profile {profile}"
     without_keys(
-        monkeypatch, tmp_path / "home",
+        monkeypatch,
+        tmp_path / "home",
         credentials=f"[other]\naws_access_key_id = no\naws_secret_access_key = no%no\n\n"
-                    f"[{profile}]\naws_access_key_id={KEY_ID}\naws_secret_access_key = {SECRET}\n",
+        f"[{profile}]\naws_access_key_id={KEY_ID}\naws_secret_access_key = {SECRET}\n",
         config=f"[{section}]\nregion = eu-south-2\nendpoint_url = http://127.0.0.1:{server.port}\ns3 =\n  a = b\n",
-    )  # fmt: skip
+    )
     monkeypatch.setenv("AWS_PROFILE", profile)
     assert credentials.access("s3").options["region"] == "eu-south-2"
     assert read(f"s3://{BUCKET}/objects", "o") == OBJECT
@@ -42,8 +41,12 @@ def test_keys_of_a_profile_are_used(
 
 def test_the_environment_comes_before_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server):
     """Keys, region and endpoint of the environment win, the endpoint for S3 alone before the general one."""
-    without_keys(monkeypatch, tmp_path / "home", config="[default]\nregion=x\nendpoint_url=http://x\n",
-                 credentials="[default]\naws_access_key_id=x\naws_secret_access_key=x\n")  # fmt: skip
+    without_keys(
+        monkeypatch,
+        tmp_path / "home",
+        config="[default]\nregion=x\nendpoint_url=http://x\n",
+        credentials="[default]\naws_access_key_id=x\naws_secret_access_key=x\n",
+    )
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", os.environ["AWS_ENDPOINT_URL"])
@@ -130,7 +133,7 @@ def test_keys_that_a_machine_is_given_are_used(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("by", ["environment", "profile"])
 def test_a_web_identity_is_the_librarys_to_exchange(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server, by: str
-):  # fmt: skip
+):
     """A token in a file, of the environment or of a profile, is sent to whoever gives keys for it; failing that, it
     is credentials that lack, not the store that is down.
     """
@@ -153,17 +156,20 @@ def test_a_web_identity_is_the_librarys_to_exchange(
     assert "AWS_WEB_IDENTITY_TOKEN_FILE" in refused(caught.value)
 
 
-@pytest.mark.parametrize(("files", "kind", "word"), [
-    ({"credentials": "aws_secret_access_key = hunter2\n"}, ConfigError, "credentials:1: this is not"),
-    ({"credentials": "[default]\naws_secret_access_key = x\n  \nhunter2 hunter2\n"}, ConfigError, "credentials:4"),
-    ({"config": "[profile labs]\nregion=x\n"}, ConfigError, "there is no profile 'lab'; did you mean \"labs\""),
-    ({"config": "[profile lab]\ncredential_process = /bin/secret hunter2\n"}, ClusterError, "export-credentials"),
-    ({"config": "[profile lab]\nsso_session = my\nregion = x\n"}, ClusterError, "sso_session"),
-    ({"config": "[profile lab]\nendpoint_url = http://me:hunter2@store\n"}, ConfigError, "carries a name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "kind", "word"),
+    [
+        ({"credentials": "aws_secret_access_key = hunter2\n"}, ConfigError, "credentials:1: this is not"),
+        ({"credentials": "[default]\naws_secret_access_key = x\n  \nhunter2 hunter2\n"}, ConfigError, "credentials:4"),
+        ({"config": "[profile labs]\nregion=x\n"}, ConfigError, "there is no profile 'lab'; did you mean \"labs\""),
+        ({"config": "[profile lab]\ncredential_process = /bin/secret hunter2\n"}, ClusterError, "export-credentials"),
+        ({"config": "[profile lab]\nsso_session = my\nregion = x\n"}, ClusterError, "sso_session"),
+        ({"config": "[profile lab]\nendpoint_url = http://me:hunter2@store\n"}, ConfigError, "carries a name"),
+    ],
+)
 def test_a_file_that_does_not_give_keys_is_explained_unquoted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], kind: type[PitError], word: str
-):  # fmt: skip
+):
     """Where and what, never the line: it may be a secret."""
     without_keys(monkeypatch, tmp_path / "home", **files)
     if "default" not in str(files) and "config" in files:

@@ -67,9 +67,13 @@ def test_a_passing_fault_is_got_over(server: Server, environment: Callable[[int]
     ids=["short", "closed", "longer", "503", "429", "slow", "403", "401", "404", "301", "whole", "portal"],
 )
 def test_a_lasting_fault_is_an_error_that_says_what_to_do(
-    server: Server, environment: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, fault: s3_server.Fault,
-    kind: type[PitError], word: str,
-):  # fmt: skip
+    server: Server,
+    environment: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: s3_server.Fault,
+    kind: type[PitError],
+    word: str,
+):
     """Each with its exit code, after few requests, and without a word of the server's or the request's."""
     monkeypatch.setattr(client, "READ_S", 0.3)
     with proxied(server.port, fault) as proxy:
@@ -124,7 +128,7 @@ def authority(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 def test_a_private_authority_is_trusted_where_the_user_names_it(
     server: Server, environment: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):  # fmt: skip
+):
     """Over TLS, AWS_CA_BUNDLE decides; without it the error says where the certificate goes."""
     certificate, context = authority(tmp_path)
     with proxied(server.port, tls=context) as proxy:
@@ -139,7 +143,7 @@ def test_a_private_authority_is_trusted_where_the_user_names_it(
 
 def test_nobody_is_taken_from_https_to_http(
     server: Server, environment: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):  # fmt: skip
+):
     """A redirect to a place without TLS is refused, and nothing is asked there."""
     certificate, context = authority(tmp_path)
     with proxied(server.port) as plain:

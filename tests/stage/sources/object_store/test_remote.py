@@ -105,7 +105,7 @@ def test_names_go_through_unchanged():
 @pytest.mark.parametrize("heeds", [True, False], ids=["heeds If-Match", "ignores If-Match"])
 def test_an_object_replaced_meanwhile_is_refused(
     server: Server, environment: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, heeds: bool
-):  # fmt: skip
+):
     """Two reads never give two objects' bytes, whether the server looks at If-Match or not."""
     key = f"replaced/{heeds}"
     s3_server.put(server.port, {key: OBJECT}, PUBLIC)
@@ -135,13 +135,16 @@ def test_an_object_replaced_after_the_listing_is_refused(server: Server):
         read(url, "c/0", known=dict(source.known))
 
 
-@pytest.mark.parametrize(("path", "size", "word"), [
-    ("o", 299_999, "the manifest says 299999 bytes, the object has 300000"),
-    ("o", 300_001, "the manifest says 300001 bytes, the object has 300000"),
-    ("o", 0, "the manifest says 0 bytes, the object has 300000"),
-    ("gone", 5, "missing"),
-    ("gone", 0, "missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "size", "word"),
+    [
+        ("o", 299_999, "the manifest says 299999 bytes, the object has 300000"),
+        ("o", 300_001, "the manifest says 300001 bytes, the object has 300000"),
+        ("o", 0, "the manifest says 0 bytes, the object has 300000"),
+        ("gone", 5, "missing"),
+        ("gone", 0, "missing"),
+    ],
+)
 def test_an_object_that_is_not_as_known_is_refused(path: str, size: int, word: str):
     """Missing, too long and too short objects are data errors that name the object, empty ones too."""
     with pytest.raises(DataError, match=word) as caught:
@@ -240,9 +243,7 @@ def test_a_listing_of_names_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("path", ["../o", "a/../o", "a//o", "/o", "./o", "..", "a\nb"])
-def test_an_object_that_climbs_is_not_asked_for(
-    environment: Callable[[int], None], server: Server, path: str
-):  # fmt: skip
+def test_an_object_that_climbs_is_not_asked_for(environment: Callable[[int], None], server: Server, path: str):
     """A path with `..` and its like never becomes a request, whatever its manifest was believed to say."""
     with proxied(server.port) as proxy:
         environment(proxy.port)
@@ -255,11 +256,27 @@ def test_an_object_that_climbs_is_not_asked_for(
 # --- URLs ---
 
 
-@pytest.mark.parametrize("url", [
-    "s3://id:hunter2@bucket/x", "s3://hunter2@bucket/x", "s3://bucket/x?X-Amz-Signature=hunter2", "s3://b/x#hunter2",
-    "s3://", "s3:///x", "s3://bucket/a//b", "s3://bucket/../b", "s3://bucket/./b", "s3://bucket/a\nb", "s3:bucket",
-    "http://bucket/hunter2", "ftp://hunter2", "hunter2", "s3://-bucket/x", "S3://bucket/x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://id:hunter2@bucket/x",
+        "s3://hunter2@bucket/x",
+        "s3://bucket/x?X-Amz-Signature=hunter2",
+        "s3://b/x#hunter2",
+        "s3://",
+        "s3:///x",
+        "s3://bucket/a//b",
+        "s3://bucket/../b",
+        "s3://bucket/./b",
+        "s3://bucket/a\nb",
+        "s3:bucket",
+        "http://bucket/hunter2",
+        "ftp://hunter2",
+        "hunter2",
+        "s3://-bucket/x",
+        "S3://bucket/x",
+    ],
+)
 def test_a_url_that_is_none_of_ours_is_refused_unrepeated(url: str):
     """Names, passwords, signatures and odd paths; the error does not hold what may be a secret."""
     for use in (remote.load, remote.find, remote.listing, RemoteSource):
